@@ -1,0 +1,86 @@
+"""One request in flight, from its admission to its last delta.
+
+Invariant: a generation that is left, in whatever way, is no longer in the engine.
+"""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from engine.errors import Internal, TailraceError
+from engine.interface import Delta, TokenSource
+
+# What an engine gives as the finish reason of a request that it dropped of its own accord.
+DROPPED = frozenset({"abort", "error"})
+
+
+class Generation:
+    """Iterate for the deltas; leave the `async with` and the engine has forgotten the request.
+
+    Cancelling the iteration loses no token, but does not abort: leaving the `async with` does.
+    """
+
+    def __init__(self, id: str, model: str, source: TokenSource, on_close: Callable[["Generation"], None]) -> None:
+        self.id = id
+        self.model = model
+        self.num_output_tokens = 0
+        self.finish_reason: str | None = None
+        self._source = source
+        self._on_close = on_close
+        self._aborted = False
+        self._error: TailraceError | None = None
+
+    def __repr__(self) -> str:
+        state = self.finish_reason or ("aborted" if self._aborted else "running")
+        return f"<Generation {self.id} {state} {self.num_prompt_tokens}+{self.num_output_tokens} tokens>"
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._source.num_prompt_tokens
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self.abort()
+        finally:
+            self._on_close(self)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """The next delta.
+
+        Raises:
+            StopAsyncIteration: after the delta with the finish reason, or after `abort()`.
+            TailraceError: the engine failed, or `abort(error)` gave this error.
+        """
+        if self.finish_reason is not None:
+            raise StopAsyncIteration
+        if not self._aborted:
+            delta = await self._source.next()
+        # Looked at again: the abort may have come while we waited, and its last delta is not the model's.
+        if self._aborted:
+            if self._error is not None:
+                raise self._error
+            raise StopAsyncIteration
+        if delta.finish_reason in DROPPED:
+            self._aborted = True
+            raise Internal("the engine dropped this request")
+        self.num_output_tokens += len(delta.token_ids)
+        self.finish_reason = delta.finish_reason
+        return delta
+
+    async def abort(self, error: TailraceError | None = None) -> None:
+        """Stop the engine's work on this request at once; whoever iterates gets `error`, or the end.
+
+        Does nothing when the generation has finished or was aborted before.
+        """
+        if self._aborted or self.finish_reason is not None:
+            return
+        self._aborted, self._error = True, error
+        await self._source.abort()

@@ -1,0 +1,107 @@
+"""What crosses the border between an engine and the rest: requests in, deltas out.
+
+Two engines exist behind it: `VllmEngine`, and `ScriptedEngine` for people and tests without a model.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+JsonObject = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to choose tokens. `None` leaves a value to the model's generation config, as `vllm serve` does."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One prompt to continue. Exactly one of `prompt` and `messages` is set.
+
+    `prompt` is text or token ids, continued as it is; `messages` go through the model's chat template.
+    `prompt_field` is what the caller named that field, for errors.
+    """
+
+    prompt: str | Sequence[int] | None = None
+    messages: Sequence[JsonObject] | None = None
+    prompt_field: str = "prompt"
+    model: str | None = None
+    priority: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one output of the engine adds: new text, and the ids of the tokens that were made for it.
+
+    The two need not match one to one: text that may become a stop string or is half a character comes with a later
+    token. `finish_reason` is set on the last delta only.
+    """
+
+    text: str
+    token_ids: Sequence[int]
+    finish_reason: str | None = None
+
+
+class TokenSource(Protocol):
+    """One request inside an engine."""
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    async def next(self) -> Delta:
+        """Wait for more output; everything made since the last call comes in one delta.
+
+        Raises:
+            TailraceError: the engine cannot go on with this request.
+
+        After `abort` it returns promptly, with whatever delta or error. Cancelling it loses nothing.
+        """
+        ...
+
+    async def abort(self) -> None:
+        """Remove the request from the engine, wherever it is there. Must not raise when it has already left."""
+        ...
+
+
+class Engine(Protocol):
+    """Something that continues prompts."""
+
+    @property
+    def model(self) -> str:
+        """The served name of the model."""
+        ...
+
+    async def start(self) -> None:
+        """Load the model. Runs beside the event loop's other work, takes as long as it takes, raises when it fails."""
+        ...
+
+    async def submit(self, request: GenerationRequest, request_id: str) -> TokenSource:
+        """Validate, tokenise, check the length and hand the request to the engine; does not wait for a token.
+
+        Raises:
+            InvalidRequest, ContextLength, ModelNotFound, Overloaded, EngineDead: nothing was started.
+        """
+        ...
+
+    def is_dead(self) -> bool:
+        """Whether the engine has stopped working without being told to."""
+        ...
+
+    async def stop(self) -> None:
+        """End the engine and its processes, also while `start` still runs. Never raises; a second call does nothing."""
+        ...

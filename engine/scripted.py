@@ -1,0 +1,184 @@
+"""An engine without a model: a deterministic source of tokens with the same borders as the real one.
+
+For people who build a client, a dashboard or a proxy without a model (`--engine scripted`), and for tests of what a real
+engine cannot be made to do on demand.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine.errors import ContextLength, EngineDead, InvalidRequest, ModelNotFound
+from engine.interface import Delta, GenerationRequest
+
+DEFAULT_TEXT = (
+    "This text comes from the scripted engine. There is no model behind it: every token is known beforehand, "
+    "and each takes its time, so that a client can be built and watched. 한국어도 한 토큰씩 나옵니다 🙂. "
+    "Close the stream and the counter of made tokens stands still."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What the engine says and when.
+
+    `die_after` and `hang_after` count tokens of one request: there the engine dies, or falls silent.
+    """
+
+    tokens: Sequence[str]
+    ttft_s: float = 0.05
+    itl_s: float = 0.02
+    tokens_per_delta: int = 1
+    max_model_len: int = 8192
+    die_after: int | None = None
+    hang_after: int | None = None
+
+
+def load_tokens(path: Path | None) -> list[str]:
+    """The tokens of a script: a JSON file holds a list of strings, one a token; any other text is cut after each word.
+
+    Raises:
+        ValueError: the file is neither UTF-8 text nor such a list.
+    """
+    if path is None:
+        return split_words(DEFAULT_TEXT)
+    text = path.read_text(encoding="utf-8")
+    if path.suffix != ".json":
+        return split_words(text)
+    tokens = json.loads(text)
+    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise ValueError("a JSON script must be a list of strings")
+    return tokens
+
+
+def split_words(text: str) -> list[str]:
+    """Cut before each run of white space, as most tokenizers do, so that the pieces joined are the text again."""
+    return re.findall(r"\s*\S+|\s+$", text)
+
+
+class ScriptedSource:
+    """One request: a clock and a position in the script. Makes nothing ahead of time, so an abort stops it at once."""
+
+    def __init__(
+        self, script: Script, num_prompt_tokens: int, max_tokens: int, engine: "ScriptedEngine"
+    ) -> None:
+        self._script = script
+        self._num_prompt_tokens = num_prompt_tokens
+        self._limit = min(max_tokens, len(script.tokens))
+        self._finish_reason = "length" if max_tokens < len(script.tokens) else "stop"
+        self._position = 0
+        self._engine = engine
+        self._interrupted = asyncio.Event()
+        self._due_s = asyncio.get_running_loop().time() + script.ttft_s
+        engine.running.add(self)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._num_prompt_tokens
+
+    async def next(self) -> Delta:
+        """The token that is due next, with all others that have become due meanwhile."""
+        aborted = await self._wait_until_due()
+        if self._position == self._script.die_after:
+            self._engine.die()
+        if self._engine.is_dead():
+            raise EngineDead("the engine has died")
+        if aborted:
+            return Delta("", (), "abort")
+        count = self._take()
+        token_ids = range(self._position, self._position + count)
+        text = "".join(self._script.tokens[index] for index in token_ids)
+        self._position += count
+        self._engine.on_tokens(count)
+        finished = self._position >= self._limit
+        if finished:
+            self._engine.running.discard(self)
+        return Delta(text, token_ids, self._finish_reason if finished else None)
+
+    async def _wait_until_due(self) -> bool:
+        """True when the wait ended early, by an abort or by the engine's death."""
+        hangs = self._position == self._script.hang_after
+        delay_s = None if hangs else max(0.0, self._due_s - asyncio.get_running_loop().time())
+        try:
+            await asyncio.wait_for(self._interrupted.wait(), delay_s)
+        except TimeoutError:
+            return False
+        return True
+
+    def _take(self) -> int:
+        """How many tokens are due now; at least one. Moves the clock on."""
+        now_s, itl_s = asyncio.get_running_loop().time(), self._script.itl_s
+        late = int((now_s - self._due_s) / itl_s) if itl_s > 0 else 0
+        count = max(self._script.tokens_per_delta, 1 + late)
+        for stop_at in (self._script.die_after, self._script.hang_after):
+            if stop_at is not None and stop_at > self._position:
+                count = min(count, stop_at - self._position)
+        count = min(count, self._limit - self._position)
+        self._due_s = max(self._due_s, now_s - itl_s) + itl_s * count
+        return count
+
+    def interrupt(self) -> None:
+        self._interrupted.set()
+
+    async def abort(self) -> None:
+        self.interrupt()
+        self._engine.running.discard(self)
+
+
+class ScriptedEngine:
+    """`on_tokens` hears of every token made: the counter that shows that generation stops when the reader leaves."""
+
+    def __init__(
+        self, script: Script, model: str = "scripted", on_tokens: Callable[[int], None] = lambda count: None
+    ) -> None:
+        self._script = script
+        self._model = model
+        self._dead = False
+        self.on_tokens = on_tokens
+        self.running: set[ScriptedSource] = set()
+
+    @property
+    def model(self) -> str:
+        return self._model
+
+    async def start(self) -> None:
+        return None
+
+    async def submit(self, request: GenerationRequest, request_id: str) -> ScriptedSource:
+        if self._dead:
+            raise EngineDead("the engine has died")
+        if request.model not in (None, self._model):
+            raise ModelNotFound("this server does not serve that model", param="model")
+        num_prompt_tokens = _count_prompt_tokens(request)
+        room = self._script.max_model_len - num_prompt_tokens
+        if room < 1:
+            raise ContextLength("the prompt leaves no room for an answer", param=request.prompt_field)
+        max_tokens = request.sampling.max_tokens
+        if max_tokens is not None and max_tokens < 1:
+            raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+        return ScriptedSource(self._script, num_prompt_tokens, min(room, max_tokens or room), self)
+
+    def die(self) -> None:
+        """Stop working for good, as an engine does whose process was killed; every running request hears of it."""
+        self._dead = True
+        for source in self.running:
+            source.interrupt()
+
+    def is_dead(self) -> bool:
+        return self._dead
+
+    async def stop(self) -> None:
+        for source in list(self.running):
+            await source.abort()
+
+
+def _count_prompt_tokens(request: GenerationRequest) -> int:
+    """One token a word; a list of ids counts as it is."""
+    if request.messages is not None:
+        texts = [str(message.get("content", "")) for message in request.messages]
+        return sum(len(text.split()) for text in texts)
+    prompt = request.prompt
+    return len(prompt.split()) if isinstance(prompt, str) else len(prompt or ())

@@ -1,0 +1,116 @@
+"""Starts the engine, watches it, admits requests to it, drains it and stops it.
+
+Invariant: every request that the engine works on is in `in_flight`, and every change of the process's state that has to
+do with the engine is made here.
+"""
+
+import asyncio
+import logging
+import secrets
+
+from engine.errors import Draining
+from engine.generation import Generation
+from engine.interface import Engine, GenerationRequest
+from engine.lifecycle import Lifecycle, State
+
+logger = logging.getLogger("tailrace.engine")
+
+# How often a silent engine is asked whether it lives. An engine with streams in flight tells of its death by itself;
+# this bounds how long an idle one stays unnoticed (SPEC: 2 s).
+WATCH_INTERVAL_S = 0.5
+
+# How long streams that were given an error may take to write it before the process goes on without them.
+FAREWELL_S = 2.0
+
+
+class Supervisor:
+    """The engine's life, in the order of its methods: `start`, `watch`, `admit`, `drain`, `stop`."""
+
+    def __init__(self, engine: Engine, lifecycle: Lifecycle) -> None:
+        self._engine = engine
+        self._lifecycle = lifecycle
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.in_flight: set[Generation] = set()
+
+    @property
+    def state(self) -> State:
+        return self._lifecycle.state
+
+    @property
+    def is_alive(self) -> bool:
+        return self._lifecycle.is_alive
+
+    @property
+    def model(self) -> str:
+        return self._engine.model
+
+    async def start(self) -> None:
+        """Load the model, then be ready.
+
+        Raises whatever the engine raised; the state is `dead` then.
+        """
+        try:
+            await self._engine.start()
+        except Exception:
+            self._lifecycle.advance(State.DEAD)
+            raise
+        if self.state is State.STARTING:
+            self._lifecycle.advance(State.READY)
+
+    async def watch(self) -> None:
+        """Return when the engine has died; the state is `dead` then. Never returns otherwise."""
+        while not self._engine.is_dead():
+            await asyncio.sleep(WATCH_INTERVAL_S)
+        logger.error("the engine has died with %d streams in flight", len(self.in_flight))
+        self._lifecycle.advance(State.DEAD)
+
+    async def admit(self, request: GenerationRequest) -> Generation:
+        """Hand `request` to the engine. The caller owns the generation and must enter it as a context manager.
+
+        Raises:
+            TailraceError: refused; nothing was started.
+        """
+        self._lifecycle.require_ready()
+        # 128 random bits: the id is also the capability to read and stop the stream (SPEC section 2).
+        request_id = secrets.token_urlsafe(16)
+        source = await self._engine.submit(request, request_id)
+        if self.state is not State.READY:  # the drain began, or the engine died, while the prompt was tokenised
+            await source.abort()
+            self._lifecycle.require_ready()
+        generation = Generation(request_id, self._engine.model, source, on_close=self._forget)
+        self.in_flight.add(generation)
+        self._idle.clear()
+        return generation
+
+    def _forget(self, generation: Generation) -> None:
+        self.in_flight.discard(generation)
+        if not self.in_flight:
+            self._idle.set()
+
+    async def drain(self, timeout_s: float, skip: asyncio.Event) -> None:
+        """Refuse new requests, let those in flight finish for `timeout_s` or until `skip` is set, then end the rest."""
+        self._lifecycle.advance(State.DRAINING)
+        if self.in_flight:
+            logger.info("draining: %d streams in flight, at most %g s", len(self.in_flight), timeout_s)
+            waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, skip)]
+            await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        for generation in list(self.in_flight):
+            await generation.abort(Draining("this process is shutting down; the stream was not finished"))
+        await self._farewell()
+
+    async def _farewell(self) -> None:
+        try:
+            await asyncio.wait_for(self._idle.wait(), FAREWELL_S)
+        except TimeoutError:
+            logger.warning("%d streams did not take their last event", len(self.in_flight))
+
+    async def stop(self) -> None:
+        """End the engine. Streams in flight were ended by `drain`, or hear of the engine's death from the engine."""
+        if self.state is State.DEAD:
+            await self._farewell()
+        await self._engine.stop()
+        if self.state is State.DRAINING:
+            self._lifecycle.advance(State.STOPPED)

@@ -1,0 +1,223 @@
+"""The real engine: vLLM's `AsyncLLM`, in this process, with its engine core and workers in processes of their own.
+
+Prompts are built, validated and tokenised by vLLM's own serving classes, so that a request means here what it means to
+`vllm serve`. This module, `vllm_args` and `vllm_errors` are the only ones that import vLLM.
+"""
+
+import asyncio
+import logging
+import threading
+from argparse import Namespace
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.entrypoints.launchers.cli_args import resolve_default_chat_template_kwargs
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
+from vllm.renderers.chat_utils import load_chat_template
+from vllm.renderers.online_renderer import OnlineRenderer
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+from engine import embedded_model
+from engine.child_processes import end_child_processes
+from engine.errors import ContextLength, InvalidRequest, ModelNotFound
+from engine.interface import Delta, GenerationRequest
+from engine.vllm_errors import from_validation, from_vllm
+
+logger = logging.getLogger("tailrace.engine")
+
+T = TypeVar("T")
+
+# How long the engine core gets to end by itself before it is killed. Its own stop took 4.4 s on the CPU when measured.
+STOP_TIMEOUT_S = 10.0
+
+OpenAIRequest = CompletionRequest | ChatCompletionRequest
+
+
+class VllmSource:
+    """One request inside `AsyncLLM`, read from its collector, without the generator that `generate` puts around it."""
+
+    def __init__(self, llm: AsyncLLM, collector: RequestOutputCollector, num_prompt_tokens: int) -> None:
+        self._llm = llm
+        self._collector = collector
+        self._num_prompt_tokens = num_prompt_tokens
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._num_prompt_tokens
+
+    async def next(self) -> Delta:
+        try:
+            output = self._collector.get_nowait() or await self._collector.get()
+        except Exception as error:
+            raise from_vllm(error) from error
+        completion = output.outputs[0]
+        return Delta(completion.text, completion.token_ids, completion.finish_reason)
+
+    async def abort(self) -> None:
+        """`AsyncLLM.abort` puts a last output into the collector, which wakes a waiting `next`."""
+        if not self._llm.errored:
+            await self._llm.abort(self._collector.request_id, internal=True)
+
+
+class VllmEngine:
+    """`args` is the namespace of vLLM's own parser; its `model` is filled in when the embedded one is wanted."""
+
+    def __init__(self, args: Namespace, uses_embedded_model: bool = False) -> None:
+        self._args = args
+        self._uses_embedded_model = uses_embedded_model
+        self._served_names: list[str] = args.served_model_name or [args.model]
+        self._starting: asyncio.Future[AsyncLLM] | None = None
+        self._llm: AsyncLLM | None = None
+        self._renderer: OnlineRenderer | None = None
+        self._default_sampling: dict[str, Any] = {}
+        self._override_max_tokens: int | None = None
+        self._stopped = False
+
+    @property
+    def model(self) -> str:
+        return self._served_names[0]
+
+    async def start(self) -> None:
+        self._starting = _in_daemon_thread(self._load)
+        self._llm = await self._starting
+        # The first call also starts the task that hears of the engine's death.
+        await self._llm.get_supported_tasks()
+
+    def _load(self) -> AsyncLLM:
+        if self._uses_embedded_model:
+            self._args.model = str(embedded_model.prepare())
+        llm = AsyncLLM.from_engine_args(
+            AsyncEngineArgs.from_cli_args(self._args), usage_context=UsageContext.OPENAI_API_SERVER
+        )
+        config = llm.model_config
+        self._default_sampling = config.get_diff_sampling_param()
+        # The same rule as vLLM's own routes: a generation config that the user chose may cap every request.
+        if config.generation_config not in ("auto", "vllm"):
+            self._override_max_tokens = self._default_sampling.get("max_tokens")
+        else:
+            self._override_max_tokens = config.override_generation_config.get("max_new_tokens")
+        self._renderer = OnlineRenderer(
+            config,
+            llm.renderer,
+            request_logger=None,
+            chat_template=load_chat_template(self._args.chat_template),
+            chat_template_content_format=self._args.chat_template_content_format,
+            trust_request_chat_template=self._args.trust_request_chat_template,
+            default_chat_template_kwargs=resolve_default_chat_template_kwargs(self._args),
+        )
+        self._renderer.warmup()
+        return llm
+
+    async def submit(self, request: GenerationRequest, request_id: str) -> VllmSource:
+        assert self._llm is not None, "submit before start"
+        if request.model is not None and request.model not in self._served_names:
+            raise ModelNotFound("this server does not serve that model", param="model")
+        try:
+            self._llm.check_admission(request_id=request_id)
+            prompt, num_prompt_tokens, params = await self._prepare(request)
+            collector = await self._llm.add_request(request_id, prompt, params, priority=request.priority or 0)
+        except ValidationError as error:
+            raise from_validation(error, request.prompt_field) from error
+        except Exception as error:
+            raise from_vllm(error, request.prompt_field) from error
+        return VllmSource(self._llm, collector, num_prompt_tokens)
+
+    async def _prepare(self, request: GenerationRequest) -> tuple[Any, int, Any]:
+        """The rendered prompt, its length in tokens, and vLLM's sampling parameters."""
+        assert self._llm is not None
+        openai_request = _openai_request(request, self.model)
+        prompt = await self._render(openai_request)
+        num_prompt_tokens = len(prompt["prompt_token_ids"])
+        max_model_len = self._llm.model_config.max_model_len
+        if num_prompt_tokens >= max_model_len:
+            raise ContextLength(
+                f"the prompt has {num_prompt_tokens} tokens; with the {max_model_len} tokens of this model's context"
+                " there is no room for an answer",
+                param=request.prompt_field,
+            )
+        max_tokens = get_max_tokens(
+            max_model_len,
+            request.sampling.max_tokens,
+            num_prompt_tokens,
+            self._default_sampling,
+            self._override_max_tokens,
+        )
+        return prompt, num_prompt_tokens, openai_request.to_sampling_params(max_tokens, self._default_sampling)
+
+    async def _render(self, openai_request: OpenAIRequest) -> Any:
+        """Template and tokenise, in vLLM's own threads."""
+        assert self._renderer is not None
+        if isinstance(openai_request, CompletionRequest):
+            rendered = await self._renderer.render_completion(openai_request)
+        else:
+            rendered = await self._renderer.render_chat(openai_request)
+            if isinstance(rendered, tuple):
+                _, rendered = rendered
+        if isinstance(rendered, ErrorResponse):
+            raise InvalidRequest(rendered.error.message, param=rendered.error.param)
+        return rendered[0]
+
+    def is_dead(self) -> bool:
+        return self._llm is not None and not self._stopped and bool(self._llm.errored)
+
+    async def stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._llm is not None:
+            await _in_daemon_thread(lambda: self._llm.shutdown(timeout=STOP_TIMEOUT_S) if self._llm else None)
+        elif self._starting is not None:
+            # Nothing can interrupt the load from outside but the end of the processes that it waits for.
+            self._starting.cancel()
+        await _in_daemon_thread(end_child_processes)
+
+
+def _openai_request(request: GenerationRequest, model: str) -> OpenAIRequest:
+    """The same request in the words of vLLM's OpenAI layer; absent values stay absent.
+
+    Raises:
+        pydantic.ValidationError, vllm.exceptions.VLLMValidationError
+    """
+    sampling = request.sampling
+    fields: dict[str, Any] = {
+        name: value
+        for name in sampling.__dataclass_fields__
+        if (value := getattr(sampling, name)) is not None and name != "stop"
+    }
+    if sampling.stop:
+        fields["stop"] = list(sampling.stop)
+    if request.priority is not None:
+        fields["priority"] = request.priority
+    fields |= {"model": model, "stream": True}
+    if request.messages is not None:
+        return ChatCompletionRequest(messages=list(request.messages), **fields)
+    prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt or ())
+    return CompletionRequest(prompt=prompt, **fields)
+
+
+def _in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run blocking `work` in a thread that does not keep the process alive, as the loop's executor would."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_outcome: Callable[[Any], None], outcome: object) -> None:
+        if not future.done():
+            set_outcome(outcome)
+
+    def run() -> None:
+        try:
+            outcome = work()
+        except Exception as error:
+            loop.call_soon_threadsafe(settle, future.set_exception, error)
+        else:
+            loop.call_soon_threadsafe(settle, future.set_result, outcome)
+
+    threading.Thread(target=run, name="tailrace-engine", daemon=True).start()
+    return future

@@ -1,0 +1,64 @@
+"""The one mapping from vLLM's and pydantic's exceptions to the error table."""
+
+import logging
+import re
+
+from pydantic import ValidationError
+from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
+from vllm.exceptions import GracefulHTTPError
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from engine.errors import (
+    ContextLength,
+    EngineDead,
+    Internal,
+    InvalidRequest,
+    ModelNotFound,
+    Overloaded,
+    TailraceError,
+)
+from engine.interface import Sampling
+
+logger = logging.getLogger("tailrace.engine")
+
+# What vLLM calls the field at fault when a prompt is too long for the context.
+TOO_LONG = frozenset({"input_text", "input_tokens"})
+
+SAMPLING_FIELD = re.compile(r"\b(" + "|".join([*Sampling.__dataclass_fields__, "priority"]) + r")\b")
+
+
+def from_vllm(error: Exception, prompt_field: str = "prompt") -> TailraceError:
+    """The row of the table for what vLLM raised; `prompt_field` is the caller's name for the prompt."""
+    if isinstance(error, TailraceError):
+        return error
+    if isinstance(error, EngineDeadError):
+        return EngineDead("the engine has died")
+    if isinstance(error, GracefulHTTPError):
+        return Overloaded("the engine is busy; try again later or elsewhere")
+    info = create_error_response(error).error
+    if info.code >= 500:
+        logger.error("the engine failed", exc_info=error)
+        return Internal("the engine failed on this request")
+    if info.code == 404:
+        return ModelNotFound("this server does not serve that model", param="model")
+    parameter = getattr(error, "parameter", None)
+    message = _first_line(str(error.args[0]) if error.args else info.message)
+    if parameter in TOO_LONG:
+        return ContextLength(message, param=prompt_field)
+    if parameter == "max_tokens" and "max_model_len" in message:
+        return ContextLength(message, param=parameter)
+    named = SAMPLING_FIELD.search(message)
+    return InvalidRequest(message, param=named.group() if named else prompt_field)
+
+
+def from_validation(error: ValidationError, prompt_field: str) -> TailraceError:
+    """Name the field and say what is wrong with it; pydantic's own text would quote the input and class names."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = str(first["loc"][0]) if first["loc"] else prompt_field
+    if where in ("prompt", "messages"):
+        where = prompt_field
+    return InvalidRequest(f"{where}: {_first_line(first['msg'])}", param=where)
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]

@@ -1,0 +1,78 @@
+"""The ASGI application: every address, the handler that answers it, and what stands before them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
+from starlette.routing import Route
+
+from engine.errors import TailraceError
+from engine.journal import Journal
+from engine.supervisor import Supervisor
+from metrics.instruments import Instruments
+from routes.errors import UnexpectedFailures, on_client_disconnect, on_http_exception, on_tailrace_error
+from routes.gate import AccessLog, ApiKeyGate
+from routes.health import HealthRoutes
+from routes.stream import ROUTE as STREAM_ROUTE
+from routes.stream import StreamRoutes
+
+
+@dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """What the application needs to know of the command line."""
+
+    keep_alive_s: float = 15.0
+    max_body_bytes: int = 8 << 20
+    api_keys: Sequence[str] = ()
+    access_log: bool = True
+    allowed_origins: Sequence[str] = ()
+    allowed_methods: Sequence[str] = ("*",)
+    allowed_headers: Sequence[str] = ("*",)
+    allow_credentials: bool = False
+
+
+def build_application(
+    supervisor: Supervisor, journal: Journal, instruments: Instruments, settings: HttpSettings
+) -> Starlette:
+    streams = StreamRoutes(supervisor, journal, instruments, settings.keep_alive_s, settings.max_body_bytes)
+    health = HealthRoutes(supervisor, instruments.registry)
+    return Starlette(
+        routes=[
+            Route(STREAM_ROUTE, streams.answer, methods=["GET", "POST"]),
+            Route("/healthz", health.live),
+            Route("/health", health.live),
+            Route("/readyz", health.ready),
+            Route("/metrics", health.metrics),
+        ],
+        middleware=_middleware(settings),
+        exception_handlers={
+            TailraceError: on_tailrace_error,
+            HTTPException: on_http_exception,
+            ClientDisconnect: on_client_disconnect,
+        },
+    )
+
+
+def _middleware(settings: HttpSettings) -> list[Middleware]:
+    """Outermost first: the log sees every answer, and CORS is on refusals too."""
+    stack = []
+    if settings.access_log:
+        stack.append(Middleware(AccessLog))
+    if settings.allowed_origins:
+        stack.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=settings.allowed_origins,
+                allow_methods=settings.allowed_methods,
+                allow_headers=settings.allowed_headers,
+                allow_credentials=settings.allow_credentials,
+            )
+        )
+    if settings.api_keys:
+        stack.append(Middleware(ApiKeyGate, keys=settings.api_keys))
+    stack.append(Middleware(UnexpectedFailures))
+    return stack

@@ -1,0 +1,109 @@
+"""The error table before the first byte: an honest status and one JSON shape. After it, see `sse.error_event`."""
+
+import logging
+import secrets
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from engine.errors import Internal, InvalidRequest, MethodNotAllowed, NotFound, StreamGone, TailraceError
+from routes import sse
+
+logger = logging.getLogger("tailrace")
+
+# nginx's word for a client that left before its answer. Nobody receives it; it is for the log.
+CLIENT_CLOSED_REQUEST = 499
+
+SSE_HEADERS = {"Cache-Control": "no-store, no-transform", "X-Accel-Buffering": "no"}
+
+
+def error_response(scope: Scope, error: TailraceError) -> Response:
+    """What the caller gets when nothing was sent yet."""
+    if _wants_event(scope) and not isinstance(error, StreamGone):
+        return Response(_single_error_event(error), 200, SSE_HEADERS, media_type="text/event-stream")
+    headers = {"Cache-Control": "no-store"}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if error.code == "draining":
+        headers["Connection"] = "close"
+    if error.code == "unauthorized":
+        headers["WWW-Authenticate"] = "Bearer"
+    body = {"error": {"code": error.code, "message": error.message, "param": error.param}}
+    return Response(orjson.dumps(body), error.status, headers, media_type="application/json")
+
+
+def _wants_event(scope: Scope) -> bool:
+    """An `EventSource` cannot read the body of an error, so it may ask for one event instead.
+
+    `stream_gone` stays a 410 for it too: that is what makes a browser stop reconnecting.
+    """
+    return scope["method"] == "GET" and b"errors=event" in scope["query_string"].split(b"&")
+
+
+def _single_error_event(error: TailraceError) -> bytes:
+    """The browser reconnects when this body ends.
+
+    What may succeed later is asked for again after its time. For the rest the event carries an id that names no
+    stream: the reconnect brings it along, and is answered by 410, which ends it.
+    """
+    if error.retryable:
+        return b"retry: %d\n" % ((error.retry_after_s or 1) * 1000) + sse.error_event(error)
+    return b"id: %b:0\n" % secrets.token_urlsafe(16).encode() + sse.error_event(error)
+
+
+async def on_tailrace_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TailraceError)
+    return error_response(request.scope, error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> Response:
+    """Starlette's own refusals, in the table's words."""
+    assert isinstance(error, HTTPException)
+    allow = {"Allow": error.headers["Allow"]} if error.headers and "Allow" in error.headers else {}
+    if request.method == "OPTIONS" and error.status_code == 405:
+        return Response(status_code=204, headers=allow)
+    row: TailraceError
+    if error.status_code == 404:
+        row = NotFound("there is nothing at this address")
+    elif error.status_code == 405:
+        row = MethodNotAllowed("this address does not take that method")
+    else:
+        row = InvalidRequest("the request could not be read")
+    response = error_response(request.scope, row)
+    response.headers.update(allow)
+    return response
+
+
+async def on_client_disconnect(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ClientDisconnect)
+    return Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+class UnexpectedFailures:
+    """Turns what no handler foresaw into `internal`.
+
+    Starlette would answer it too, but outside of every other middleware: without the CORS headers that a page needs to
+    read the answer.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def note_start(message: Message) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, note_start)
+        except Exception:
+            if started or scope["type"] != "http":
+                raise
+            logger.exception("unexpected failure on %s", scope["method"])
+            await error_response(scope, Internal("the server failed on this request"))(scope, receive, send)

@@ -1,0 +1,96 @@
+"""`/v1/stream`: start a stream and read it; or come back to one, which never starts a second generation."""
+
+import re
+import time
+from dataclasses import dataclass
+
+from sse_starlette import EventSourceResponse
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.errors import BodyTooLarge, StreamGone
+from engine.interface import GenerationRequest
+from engine.journal import Journal
+from engine.supervisor import Supervisor
+from metrics.instruments import Instruments
+from routes import sse
+from routes.errors import SSE_HEADERS
+from routes.parameters import parse_body, parse_query, request_from_body, request_from_query
+from routes.token_stream import TokenStream
+
+ROUTE = "/v1/stream"
+
+# An event id as `sse` writes it: the stream's id, and how many tokens its reader has.
+EVENT_ID = re.compile(r"([A-Za-z0-9_-]{22}):([0-9]{1,9})")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRoutes:
+    """The handlers of `/v1/stream`, with what they need."""
+
+    supervisor: Supervisor
+    journal: Journal
+    instruments: Instruments
+    keep_alive_s: float
+    max_body_bytes: int
+
+    async def answer(self, request: Request) -> Response:
+        started_s = time.perf_counter()
+        if request.method == "HEAD":
+            return EventSourceResponse(iter(()), headers=SSE_HEADERS)  # which starts nothing on HEAD
+        if request.method == "POST":
+            return await self._post(request, started_s)
+        return await self._get(request, started_s)
+
+    async def _get(self, request: Request, started_s: float) -> Response:
+        fields = parse_query(request.scope["query_string"])
+        if last_event_id := request.headers.get("last-event-id") or fields.get("lastEventId"):
+            return self._come_back(last_event_id)
+        return await self._stream(request_from_query(fields), started_s)
+
+    async def _post(self, request: Request, started_s: float) -> Response:
+        if last_event_id := request.headers.get("last-event-id"):
+            return self._come_back(last_event_id)
+        body = await _read_body(request, self.max_body_bytes)
+        return await self._stream(request_from_body(parse_body(body)), started_s)
+
+    async def _stream(self, generation_request: GenerationRequest, started_s: float) -> Response:
+        generation = await self.supervisor.admit(generation_request)
+        return TokenStream(
+            generation,
+            route=ROUTE,
+            started_s=started_s,
+            keep_alive_s=self.keep_alive_s,
+            journal=self.journal,
+            instruments=self.instruments,
+        )
+
+    def _come_back(self, last_event_id: str) -> Response:
+        """Answer a reader that has seen part of a stream; the seam where a cut stream will be continued."""
+        match = EVENT_ID.fullmatch(last_event_id)
+        record = self.journal.find(match[1]) if match else None
+        missing = record.text_after(int(match[2])) if match and record else None
+        if record is None or missing is None:
+            raise StreamGone("there is no such stream to come back to")
+        if int(last_event_id.rpartition(":")[2]) == record.num_tokens:
+            return Response(status_code=204)
+        body = sse.token_event(record.id, record.num_tokens, missing) if missing else b""
+        return Response(body + record.farewell, headers=SSE_HEADERS, media_type="text/event-stream")
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """The body, refused as soon as it is known to be too large.
+
+    Raises:
+        BodyTooLarge: longer than `max_bytes`, by its declared length or while reading.
+        ClientDisconnect: the client left before it had sent all.
+    """
+    too_large = BodyTooLarge(f"the body is larger than {max_bytes} bytes", param="body")
+    if int(request.headers.get("content-length", "0")) > max_bytes:
+        raise too_large
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > max_bytes:
+            raise too_large
+    return bytes(body)

@@ -1,0 +1,136 @@
+"""The response under every native stream: deltas of one generation in, events out.
+
+Invariant: the response owns its generation. However the response ends — finished, failed, left by its reader, cancelled
+— the engine has forgotten the request when the call returns, and the request was counted once.
+"""
+
+import time
+from collections.abc import AsyncIterator
+
+import anyio
+from sse_starlette import EventSourceResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from engine.errors import TailraceError
+from engine.generation import Generation
+from engine.journal import Journal, Passage, StreamRecord
+from metrics.instruments import Instruments
+from metrics.timing import StreamTiming
+from routes import sse
+from routes.errors import SSE_HEADERS
+
+
+class TokenStream(EventSourceResponse):
+    """Streams `generation`; `started_s` is when the request had been read, on the clock of `time.perf_counter`."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        *,
+        route: str,
+        started_s: float,
+        keep_alive_s: float,
+        journal: Journal,
+        instruments: Instruments,
+    ) -> None:
+        super().__init__(
+            self._events(),
+            headers=SSE_HEADERS,
+            sep="\n",
+            ping=keep_alive_s,
+            client_close_handler_callable=self._on_reader_gone,
+        )
+        self.generation = generation
+        self.outcome = "disconnected"
+        self._route = route
+        self._timing = StreamTiming(started_s)
+        self._journal = journal
+        self._instruments = instruments
+        self._passages: list[Passage] = []
+        self._last_write_s = started_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        in_flight = self._instruments.in_flight.labels(self._route)
+        in_flight.inc()
+        try:
+            # Entered here and not in `_events`: that generator never starts when the reader leaves before its turn.
+            async with self.generation:
+                await super().__call__(scope, receive, send)
+        finally:
+            in_flight.dec()
+            self._count()
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        """The blocks to write, in order. Resumed when a block was handed to the socket, so a slow reader waits here,
+        while the engine's output gathers into one delta."""
+        generation = self.generation
+        yield sse.start_event(generation.id, generation.model, int(time.time()))
+        self._last_write_s = time.perf_counter()
+        try:
+            async for delta in generation:
+                if not self.active:  # set by the task that listens for the disconnect; costs nothing to read
+                    return
+                if delta.text:
+                    yield sse.token_event(generation.id, generation.num_output_tokens, delta.text)
+                    self._on_token_written(delta.text)
+        except TailraceError as error:
+            self.outcome = error.code
+            yield sse.error_event(error)
+            return
+        if generation.finish_reason is not None and self.active:
+            farewell = self._farewell()
+            yield farewell
+            self._on_finished(farewell)
+
+    def _on_token_written(self, text: str) -> None:
+        now_s = self._last_write_s = time.perf_counter()
+        num_tokens = self.generation.num_output_tokens
+        self._timing.on_write(now_s, num_tokens)
+        self._passages.append(Passage(num_tokens, text))
+
+    def _farewell(self) -> bytes:
+        generation, timing = self.generation, self._timing
+        assert generation.finish_reason is not None
+        return sse.done_event(
+            generation.id,
+            generation.num_output_tokens,
+            generation.num_prompt_tokens,
+            generation.finish_reason,
+            {"ttft_ms": _ms(timing.ttft_s), "tpot_ms": _ms(timing.tpot_s)},
+        )
+
+    def _on_finished(self, farewell: bytes) -> None:
+        self.outcome = "completed"
+        generation = self.generation
+        self._journal.keep(StreamRecord(generation.id, self._passages, generation.num_output_tokens, farewell))
+
+    async def _on_reader_gone(self, message: Message) -> None:
+        """Abort at once, in the listener's own task: the tasks of the response are cancelled only after this."""
+        await self.generation.abort()
+
+    def _count(self) -> None:
+        instruments, labels = self._instruments, (self._route, self.generation.model)
+        timing = self._timing
+        if timing.ttft_s is not None:
+            instruments.ttft.labels(*labels).observe(timing.ttft_s)
+        if timing.tpot_s is not None:
+            instruments.tpot.labels(*labels).observe(timing.tpot_s)
+        instruments.output_tokens.labels(*labels).inc(timing.num_tokens)
+        instruments.requests.labels(*labels, self.outcome).inc()
+
+    async def _ping(self, send: Send) -> None:
+        """Replaces sse-starlette's, which sends a comment every interval, however busy the stream is."""
+        interval_s = self.ping_interval
+        while self.active:
+            idle_s = time.perf_counter() - self._last_write_s
+            if idle_s < interval_s:
+                await anyio.sleep(interval_s - idle_s)
+                continue
+            async with self._send_lock:
+                if self.active:
+                    await send({"type": "http.response.body", "body": sse.KEEP_ALIVE, "more_body": True})
+            self._last_write_s = time.perf_counter()
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1000, 1)
