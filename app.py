@@ -17,6 +17,7 @@ from starlette.applications import Starlette
 
 import settings as settings_module
 from engine import quiet
+from engine.child_processes import leave_terminal_group
 from engine.interface import Engine
 from engine.journal import MemoryJournal
 from engine.lifecycle import Lifecycle
@@ -78,6 +79,7 @@ def build_routes(settings: Settings, supervisor: Supervisor, instruments: Instru
         max_body_bytes=args.max_body_bytes,
         api_keys=settings.api_keys,
         access_log=not args.disable_uvicorn_access_log,
+        unlogged_paths=frozenset((args.disable_access_log_for_endpoints or "").split(",")),
         allowed_origins=args.allowed_origins,
         allowed_methods=args.allowed_methods,
         allowed_headers=args.allowed_headers,
@@ -97,6 +99,9 @@ def announce(settings: Settings, model: str) -> None:
     logger.info("%s is ready on %s", model, args.uds or address)
     logger.info("try: curl -N%s '%s/v1/stream?%s'", key, address, question)
 
+
+if __name__ == "__mp_main__":  # vLLM's engine processes, which are spawned, import this file first
+    leave_terminal_group()
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -71,6 +71,7 @@ SERVER_FLAGS = (
     Flag("ssl-keyfile", str, None, "SSL key file."),
     Flag("ssl-certfile", str, None, "SSL certificate file."),
     Flag("ssl-ca-certs", str, None, "CA certificates file."),
+    Flag("disable-access-log-for-endpoints", str, None, "Paths, comma-separated, that the access log leaves out."),
     *CHANGED_FLAGS,
 )
 

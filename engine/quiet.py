@@ -13,6 +13,8 @@ DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "true",
+    # PyTorch's Python side warns that Triton is missing, which on the CPU it should be.
+    "TORCH_LOGS": "-all",
     # The C++ side of PyTorch announces its NUMA binding as a warning.
     "TORCH_CPP_LOG_LEVEL": "ERROR",
     # vLLM's engine and worker processes warn about deprecations inside of vLLM.

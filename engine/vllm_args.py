@@ -19,7 +19,7 @@ EMBEDDED_KV_CACHE_BYTES = 1 << 30
 WITHOUT_EFFECT = (
     "api_server_count", "disable_fastapi_docs", "enable_offline_docs", "enable_server_load_tracking",
     "enable_ssl_refresh", "enable_tokenizer_info_endpoint", "h11_max_header_count", "h11_max_incomplete_event_size",
-    "disable_access_log_for_endpoints", "enable_request_id_headers", "log_error_stack",
+    "enable_request_id_headers", "log_error_stack",
 )  # fmt: skip
 
 # Flags that would make this program something else; starting without them would not be what was asked for.
@@ -40,7 +40,7 @@ def parse(
     make_arg_parser(parser)
     add_own_flags(parser)
     untouched = vars(parser.parse_args([]))
-    parser.set_defaults(model=None, enforce_eager=None, **defaults)
+    parser.set_defaults(model=None, enforce_eager=None, use_tqdm_on_load=False, **defaults)
     args = parser.parse_args(list(argv))
     args.model = args.model_tag or args.model
     if args.enforce_eager is None:

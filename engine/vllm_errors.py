@@ -53,7 +53,9 @@ def from_vllm(error: Exception, prompt_field: str = "prompt") -> TailraceError:
 
 def from_validation(error: ValidationError, prompt_field: str) -> TailraceError:
     """Name the field and say what is wrong with it; pydantic's own text would quote the input and class names."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    errors = error.errors(include_url=False, include_input=False)
+    # A value that may be of several types fails for each of them; the one it was meant to be fails for another reason.
+    first = next((one for one in errors if not one["type"].endswith("_type")), errors[0])
     where = str(first["loc"][0]) if first["loc"] else prompt_field
     if where in ("prompt", "messages"):
         where = prompt_field

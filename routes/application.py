@@ -29,6 +29,7 @@ class HttpSettings:
     max_body_bytes: int = 8 << 20
     api_keys: Sequence[str] = ()
     access_log: bool = True
+    unlogged_paths: frozenset[str] = frozenset()
     allowed_origins: Sequence[str] = ()
     allowed_methods: Sequence[str] = ("*",)
     allowed_headers: Sequence[str] = ("*",)
@@ -61,7 +62,7 @@ def _middleware(settings: HttpSettings) -> list[Middleware]:
     """Outermost first: the log sees every answer, and CORS is on refusals too."""
     stack = []
     if settings.access_log:
-        stack.append(Middleware(AccessLog))
+        stack.append(Middleware(AccessLog, unlogged_paths=settings.unlogged_paths))
     if settings.allowed_origins:
         stack.append(
             Middleware(

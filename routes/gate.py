@@ -51,11 +51,12 @@ class AccessLog:
     uvicorn's own access log writes the query, through a handler of its own; it is off.
     """
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, unlogged_paths: frozenset[str]) -> None:
         self._app = app
+        self._unlogged_paths = unlogged_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or scope["path"] in self._unlogged_paths:
             await self._app(scope, receive, send)
             return
         started_s, status = time.perf_counter(), 0
