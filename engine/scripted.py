@@ -62,9 +62,7 @@ def split_words(text: str) -> list[str]:
 class ScriptedSource:
     """One request: a clock and a position in the script. Makes nothing ahead of time, so an abort stops it at once."""
 
-    def __init__(
-        self, script: Script, num_prompt_tokens: int, max_tokens: int, engine: "ScriptedEngine"
-    ) -> None:
+    def __init__(self, script: Script, num_prompt_tokens: int, max_tokens: int, engine: "ScriptedEngine") -> None:
         self._script = script
         self._num_prompt_tokens = num_prompt_tokens
         self._limit = min(max_tokens, len(script.tokens))

@@ -1,0 +1,277 @@
+"""The response alone, called with a `receive` and a `send` written by hand, under a deadline."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.types import Message
+
+from engine.interface import GenerationRequest, Sampling
+from engine.journal import MemoryJournal
+from engine.lifecycle import Lifecycle
+from engine.scripted import Script, ScriptedEngine
+from engine.supervisor import Supervisor
+from metrics.instruments import Instruments
+from routes.token_stream import TokenStream
+from tests.event_source import done, parse, token_events
+
+SCOPE = {"type": "http", "method": "GET", "path": "/v1/stream", "query_string": b"", "headers": []}
+
+
+@dataclass
+class Reader:
+    """A client: keeps what it is sent, leaves when `leave_when` says so, and lets no byte through while `stalled`."""
+
+    leave_when: Callable[[bytes], bool] = lambda body: False
+    body: bytes = b""
+    start: Message = field(default_factory=dict)
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+    can_take: asyncio.Event = field(default_factory=asyncio.Event)
+    num_writes: int = 0
+
+    def __post_init__(self) -> None:
+        self.can_take.set()
+
+    async def receive(self) -> Message:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Message) -> None:
+        await self.can_take.wait()
+        if message["type"] == "http.response.start":
+            self.start = message
+            return
+        self.body += message["body"]
+        self.num_writes += 1
+        if self.leave_when(self.body):
+            self.gone.set()
+
+
+@dataclass
+class Stage:
+    """One stream over a scripted engine, and all that it leaves behind."""
+
+    script: Script
+    keep_alive_s: float = 15.0
+    made: int = 0
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+    journal: MemoryJournal = field(default_factory=lambda: MemoryJournal(lambda: 0.0))
+
+    async def play(self, reader: Reader, max_tokens: int | None = None) -> Supervisor:
+        async with asyncio.timeout(5):
+            self.engine = ScriptedEngine(self.script, on_tokens=self.count)
+            supervisor = Supervisor(self.engine, Lifecycle())
+            await supervisor.start()
+            request = GenerationRequest(prompt="a", sampling=Sampling(max_tokens=max_tokens))
+            response = TokenStream(
+                await supervisor.admit(request),
+                route="/v1/stream",
+                started_s=asyncio.get_running_loop().time(),
+                keep_alive_s=self.keep_alive_s,
+                journal=self.journal,
+                instruments=Instruments(self.registry),
+            )
+            self.response = response
+            await response(SCOPE, reader.receive, reader.send)
+        return supervisor
+
+    def count(self, count: int) -> None:
+        self.made += count
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(name, {"route": "/v1/stream", "model": "scripted", **labels})
+
+
+def words(count: int) -> list[str]:
+    return [f" {number}" for number in range(count)]
+
+
+def test_a_stream_is_start_tokens_done_marker() -> None:
+    async def run() -> None:
+        reader, stage = Reader(), Stage(Script(words(5), 0, 0.001))
+        await stage.play(reader)
+        events = parse(reader.body)
+        stream_id = events[0].json["id"]
+        assert [event.type for event in events] == ["start", *["message"] * 5, "done", "message"]
+        assert [event.id for event in events] == [f"{stream_id}:{n}" for n in (0, 1, 2, 3, 4, 5, 5, 5)]
+        assert done(events)["usage"] == {"prompt_tokens": 1, "completion_tokens": 5, "total_tokens": 6}
+        assert stage.value("tailrace_requests_total", outcome="completed") == 1
+        assert stage.value("tailrace_time_to_first_token_seconds_count") == 1
+        assert stage.value("tailrace_time_per_output_token_seconds_count") == 1
+        assert stage.value("tailrace_output_tokens_total") == 5
+        assert stage.registry.get_sample_value("tailrace_streams_in_flight", {"route": "/v1/stream"}) == 0
+        assert len(stage.journal) == 1
+
+    asyncio.run(run())
+
+
+def test_the_headers_keep_proxies_from_holding_the_stream_back() -> None:
+    async def run() -> None:
+        reader = Reader()
+        await Stage(Script(["a"], 0, 0)).play(reader)
+        headers = {name.decode(): value.decode() for name, value in reader.start["headers"]}
+        assert headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert headers["cache-control"] == "no-store, no-transform"
+        assert headers["x-accel-buffering"] == "no"
+
+    asyncio.run(run())
+
+
+def test_an_empty_token_makes_no_event_but_counts_in_the_next_id() -> None:
+    async def run() -> None:
+        reader = Reader()
+        await Stage(Script(["a", "", "", "b", ""], 0, 0.001)).play(reader)
+        events = parse(reader.body)
+        assert [(event.json["token"], event.id.rpartition(":")[2]) for event in token_events(events)] == [
+            ("a", "1"),
+            ("b", "4"),
+        ]
+        assert done(events)["usage"]["completion_tokens"] == 5
+
+    asyncio.run(run())
+
+
+def test_several_tokens_in_one_delta_are_one_event_and_are_counted_as_they_are() -> None:
+    async def run() -> None:
+        reader = Reader()
+        await Stage(Script(words(6), 0, 0, tokens_per_delta=3)).play(reader)
+        assert [event.id.rpartition(":")[2] for event in token_events(parse(reader.body))] == ["3", "6"]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("script", [Script(words(100), 0, 0.002), Script(words(100), 0, 0.01, hang_after=3)])
+def test_a_reader_that_leaves_stops_the_engine(script: Script) -> None:
+    async def run() -> None:
+        reader, stage = Reader(lambda body: body.count(b"token") == 3), Stage(script)
+        supervisor = await stage.play(reader)
+        assert not supervisor.in_flight
+        assert not stage.engine.running
+        assert stage.made <= 3 + 2
+        assert stage.value("tailrace_requests_total", outcome="disconnected") == 1
+        assert len(stage.journal) == 0
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_leaves_before_the_first_token_stops_the_engine() -> None:
+    async def run() -> None:
+        reader, stage = Reader(lambda body: True), Stage(Script(words(5), 60, 0))
+        supervisor = await stage.play(reader)
+        assert (stage.made, supervisor.in_flight) == (0, set())
+        assert stage.value("tailrace_time_to_first_token_seconds_count") is None
+
+    asyncio.run(run())
+
+
+def test_a_reader_that_left_before_the_response_began_stops_the_engine() -> None:
+    async def run() -> None:
+        reader, stage = Reader(), Stage(Script(words(5), 60, 0))
+        reader.gone.set()
+        reader.can_take.clear()
+        supervisor = await stage.play(reader)
+        assert not supervisor.in_flight
+        assert not stage.engine.running
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_response_stops_the_engine() -> None:
+    async def run() -> None:
+        stage = Stage(Script(words(5), 60, 0))
+        task = asyncio.create_task(stage.play(Reader()))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not stage.engine.running
+
+    asyncio.run(run())
+
+
+def test_the_disconnect_is_looked_at_before_a_token_is_encoded() -> None:
+    """The flag alone is enough: even when the listener's cancellation has not arrived yet, nothing more is written."""
+
+    async def run() -> None:
+        reader, stage = Reader(), Stage(Script(words(50), 0, 0.002))
+
+        def flag(body: bytes) -> bool:
+            if body.count(b"token") == 3:
+                stage.response.active = False
+            return False
+
+        reader.leave_when = flag
+        await stage.play(reader)
+        assert reader.body.count(b"token") == 3
+        assert not stage.engine.running
+
+    asyncio.run(run())
+
+
+def test_a_slow_reader_gets_everything_in_fewer_events() -> None:
+    async def run() -> None:
+        reader, stage = Reader(), Stage(Script(words(60), 0, 0.002))
+
+        def pause(body: bytes) -> bool:
+            if body.count(b"token") == 2:
+                reader.can_take.clear()
+                asyncio.get_running_loop().call_later(0.08, reader.can_take.set)
+            return False
+
+        reader.leave_when = pause
+        await stage.play(reader)
+        events = parse(reader.body)
+        assert "".join(event.json["token"] for event in token_events(events)) == "".join(words(60))
+        assert len(token_events(events)) < 45
+        assert done(events)["usage"]["completion_tokens"] == 60
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_dies_ends_the_stream_with_an_error_event() -> None:
+    async def run() -> None:
+        reader, stage = Reader(), Stage(Script(words(9), 0, 0.001, die_after=3))
+        await stage.play(reader)
+        events = parse(reader.body)
+        assert [event.type for event in events] == ["start", "message", "message", "message", "error"]
+        assert events[-1].json == {"code": "engine_dead", "message": "the engine has died", "retryable": True}
+        assert b"[DONE]" not in reader.body
+        assert stage.value("tailrace_requests_total", outcome="engine_dead") == 1
+
+    asyncio.run(run())
+
+
+def test_a_silent_stream_gets_comments_and_a_busy_one_none() -> None:
+    async def run() -> None:
+        reader = Reader()
+        await Stage(Script(words(2), 0.11, 0.001), keep_alive_s=0.03).play(reader)
+        assert 2 <= reader.body.count(b": keep-alive\n\n") <= 3
+        assert [event.type for event in parse(reader.body)] == ["start", "message", "message", "done", "message"]
+        busy = Reader()
+        await Stage(Script(words(30), 0, 0.01), keep_alive_s=0.06).play(busy)
+        assert busy.body.count(b": keep-alive") == 0
+
+    asyncio.run(run())
+
+
+def test_zero_turns_the_comments_off() -> None:
+    async def run() -> None:
+        reader = Reader()
+        await Stage(Script(words(2), 0.1, 0), keep_alive_s=0).play(reader)
+        assert b": keep-alive" not in reader.body
+
+    asyncio.run(run())
+
+
+def test_timing_in_the_last_event_is_that_of_the_metrics() -> None:
+    async def run() -> None:
+        reader, stage = Reader(), Stage(Script(words(4), 0.05, 0.02))
+        await stage.play(reader)
+        timing: Any = done(parse(reader.body))["timing"]
+        assert timing["tpot_ms"] == pytest.approx(20, abs=8)
+        assert stage.value("tailrace_time_per_output_token_seconds_sum") == pytest.approx(timing["tpot_ms"] / 1000, abs=1e-4)
+
+    asyncio.run(run())
