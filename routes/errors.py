@@ -31,8 +31,11 @@ def error_response(scope: Scope, error: TailraceError) -> Response:
         headers["Connection"] = "close"
     if error.code == "unauthorized":
         headers["WWW-Authenticate"] = "Bearer"
-    body = {"error": {"code": error.code, "message": error.message, "param": error.param}}
-    return Response(orjson.dumps(body), error.status, headers, media_type="application/json")
+    return Response(error_body(error), error.status, headers, media_type="application/json")
+
+
+def error_body(error: TailraceError) -> bytes:
+    return orjson.dumps({"error": {"code": error.code, "message": error.message, "param": error.param}})
 
 
 def _wants_event(scope: Scope) -> bool:

@@ -15,8 +15,8 @@ import orjson
 from engine.errors import InvalidRequest, UriTooLong
 from engine.interface import GenerationRequest, Sampling
 
-# Proxies stop well before this (nginx at 8 KiB a line by default); what gets this far is read.
-MAX_QUERY_BYTES = 64 << 10
+# Proxies stop well before this (nginx at 8 KiB a line by default), and uvicorn's parser at 64 KiB.
+MAX_QUERY_BYTES = 32 << 10
 
 # A query of this many fields is no request. Bounds the time spent on it.
 MAX_QUERY_FIELDS = 64
@@ -102,7 +102,7 @@ def parse_query(query: bytes) -> dict[str, Any]:
         InvalidRequest: not UTF-8, a name given twice, too many fields.
     """
     if len(query) > MAX_QUERY_BYTES:
-        raise UriTooLong(f"the query string is longer than {MAX_QUERY_BYTES} bytes; use POST")
+        raise query_too_long()
     pairs = [pair for pair in query.split(b"&") if pair]
     if len(pairs) > MAX_QUERY_FIELDS:
         raise InvalidRequest(f"the query string has more than {MAX_QUERY_FIELDS} fields", param="stop")
@@ -118,6 +118,10 @@ def parse_query(query: bytes) -> dict[str, Any]:
         else:
             fields[name] = value
     return fields
+
+
+def query_too_long() -> UriTooLong:
+    return UriTooLong(f"the query string is longer than {MAX_QUERY_BYTES} bytes; send the request with POST")
 
 
 def _decode(name: str, raw: bytes) -> str:

@@ -15,14 +15,20 @@ from collections.abc import Callable, Iterator
 import uvicorn
 from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from engine.lifecycle import State
 from engine.supervisor import Supervisor
+from routes.errors import error_body
+from routes.parameters import query_too_long
 
 logger = logging.getLogger("tailrace")
 
 # How long uvicorn waits for connections to close once every stream has ended; then it cuts them.
 CLOSE_TIMEOUT_S = 2
+
+# httptools keeps an address's length in 16 bits.
+MAX_URL_BYTES = 65_535
 
 
 class _Server(uvicorn.Server):
@@ -31,6 +37,25 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Protocol(HttpToolsProtocol):
+    """uvicorn's HTTP/1.1, which answers an address that is longer than its parser can take with a bare 400."""
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        if len(self.url) > MAX_URL_BYTES:
+            raise ValueError("the address is too long")  # ends the parsing; `send_400_response` is called next
+
+    def send_400_response(self, msg: str) -> None:
+        if len(self.url) <= MAX_URL_BYTES:
+            super().send_400_response(msg)
+            return
+        error = query_too_long()
+        body = error_body(error)
+        head = "HTTP/1.1 %d URI Too Long\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close"
+        self.transport.write((head % (error.status, len(body))).encode() + b"\r\n\r\n" + body)
+        self.transport.close()
 
 
 def bind(config: uvicorn.Config) -> socket.socket:
@@ -47,7 +72,7 @@ async def serve(
     shutdown_timeout_s: float,
     on_ready: Callable[[], None],
 ) -> int:
-    """Serve until a signal or the engine's death; the exit code of the process.
+    """Serve until a signal or the engine's death. Returns the exit code of the process: 1 after a death, else 0.
 
     The port answers from the first moment; the model loads meanwhile. Cancelling it ends the engine too.
     """
@@ -55,22 +80,38 @@ async def serve(
     stop_asked, skip_drain = _listen_to_signals()
     server = _Server(config)
     http = asyncio.create_task(server.serve(sockets=[sock]), name="http")
+    stop = asyncio.create_task(stop_asked.wait(), name="stop")
+    life = asyncio.create_task(_engine_life(supervisor, on_ready), name="engine")
     try:
-        died = await _run_engine(supervisor, stop_asked, on_ready)
-        if not died:
+        await asyncio.wait([stop, life], return_when=asyncio.FIRST_COMPLETED)
+        if not life.done():
             await supervisor.drain(shutdown_timeout_s, skip_drain)
+        for task in (stop, life):
+            task.cancel()
         await supervisor.stop()
     finally:
         server.should_exit = True
         await http
-    return 1 if died else 0
+    return 1 if supervisor.state is State.DEAD else 0
+
+
+async def _engine_life(supervisor: Supervisor, on_ready: Callable[[], None]) -> None:
+    """Ends when the engine has died or could not start; the state is `dead` then."""
+    try:
+        await supervisor.start()
+    except Exception:
+        logger.exception("the engine could not start")
+        return
+    if supervisor.state is State.READY:
+        on_ready()
+    await supervisor.watch()
 
 
 def config_for(app: ASGIApp, **options: object) -> uvicorn.Config:
     """uvicorn's settings; `options` are the ones that the command line decides."""
     return uvicorn.Config(
         app,
-        http="httptools",
+        http=_Protocol,
         ws="none",
         lifespan="off",
         log_config=None,
@@ -91,23 +132,3 @@ def _listen_to_signals() -> tuple[asyncio.Event, asyncio.Event]:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     return stop_asked, skip_drain
-
-
-async def _run_engine(supervisor: Supervisor, stop_asked: asyncio.Event, on_ready: Callable[[], None]) -> bool:
-    """Start the engine and watch it. True when it died or could not start, false when a signal asked to stop."""
-    stop = asyncio.create_task(stop_asked.wait(), name="stop")
-    life = asyncio.create_task(_engine_life(supervisor, on_ready), name="engine")
-    await asyncio.wait([stop, life], return_when=asyncio.FIRST_COMPLETED)
-    died = life.done()
-    for task in (stop, life):
-        task.cancel()
-    if died and (error := life.exception()):
-        logger.error("the engine could not start: %s", error, exc_info=error)
-    return died
-
-
-async def _engine_life(supervisor: Supervisor, on_ready: Callable[[], None]) -> None:
-    await supervisor.start()
-    if supervisor.state is State.READY:
-        on_ready()
-    await supervisor.watch()

@@ -96,7 +96,8 @@ def running(
         made.append(RunningServer(engine, supervisor, loop, sock.getsockname()[1]))
         ready.set()
         await stop.wait()
-        await supervisor.drain(0, asyncio.Event())
+        if supervisor.is_alive:
+            await supervisor.drain(0, asyncio.Event())
         await supervisor.stop()
         http.should_exit = True
         await serving

@@ -37,9 +37,9 @@ def test_a_json_script_gives_its_tokens_as_they_are(tmp_path: Path) -> None:
 
 def test_a_script_is_said_to_its_end_or_to_the_limit() -> None:
     tokens = ["a", "b", "c"]
-    assert [delta.text for delta in collect(Script(tokens, 0, 0.001))] == tokens
-    assert collect(Script(tokens, 0, 0.001))[-1].finish_reason == "stop"
-    assert collect(Script(tokens, 0, 0.001), 2)[-1] == Delta("b", range(1, 2), "length")
+    assert [delta.text for delta in collect(Script(tokens, 0, 0))] == tokens
+    assert collect(Script(tokens, 0, 0))[-1].finish_reason == "stop"
+    assert collect(Script(tokens, 0, 0), 2)[-1] == Delta("b", range(1, 2), "length")
 
 
 def test_several_tokens_come_in_one_delta() -> None:

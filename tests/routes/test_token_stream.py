@@ -91,7 +91,7 @@ def words(count: int) -> list[str]:
 
 def test_a_stream_is_start_tokens_done_marker() -> None:
     async def run() -> None:
-        reader, stage = Reader(), Stage(Script(words(5), 0, 0.001))
+        reader, stage = Reader(), Stage(Script(words(5), 0, 0))
         await stage.play(reader)
         events = parse(reader.body)
         stream_id = events[0].json["id"]
@@ -123,7 +123,7 @@ def test_the_headers_keep_proxies_from_holding_the_stream_back() -> None:
 def test_an_empty_token_makes_no_event_but_counts_in_the_next_id() -> None:
     async def run() -> None:
         reader = Reader()
-        await Stage(Script(["a", "", "", "b", ""], 0, 0.001)).play(reader)
+        await Stage(Script(["a", "", "", "b", ""], 0, 0)).play(reader)
         events = parse(reader.body)
         assert [(event.json["token"], event.id.rpartition(":")[2]) for event in token_events(events)] == [
             ("a", "1"),
@@ -143,7 +143,7 @@ def test_several_tokens_in_one_delta_are_one_event_and_are_counted_as_they_are()
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("script", [Script(words(100), 0, 0.002), Script(words(100), 0, 0.01, hang_after=3)])
+@pytest.mark.parametrize("script", [Script(words(100), 0, 0), Script(words(100), 0, 0, hang_after=3)])
 def test_a_reader_that_leaves_stops_the_engine(script: Script) -> None:
     async def run() -> None:
         reader, stage = Reader(lambda body: body.count(b"token") == 3), Stage(script)
@@ -196,7 +196,7 @@ def test_the_disconnect_is_looked_at_before_a_token_is_encoded() -> None:
     """The flag alone is enough: even when the listener's cancellation has not arrived yet, nothing more is written."""
 
     async def run() -> None:
-        reader, stage = Reader(), Stage(Script(words(50), 0, 0.002))
+        reader, stage = Reader(), Stage(Script(words(50), 0, 0))
 
         def flag(body: bytes) -> bool:
             if body.count(b"token") == 3:
@@ -233,7 +233,7 @@ def test_a_slow_reader_gets_everything_in_fewer_events() -> None:
 
 def test_an_engine_that_dies_ends_the_stream_with_an_error_event() -> None:
     async def run() -> None:
-        reader, stage = Reader(), Stage(Script(words(9), 0, 0.001, die_after=3))
+        reader, stage = Reader(), Stage(Script(words(9), 0, 0, die_after=3))
         await stage.play(reader)
         events = parse(reader.body)
         assert [event.type for event in events] == ["start", "message", "message", "message", "error"]
