@@ -17,11 +17,10 @@ from starlette.applications import Starlette
 
 import settings as settings_module
 from engine import quiet
-from engine.child_processes import leave_terminal_group
 from engine.interface import Engine
 from engine.journal import MemoryJournal
 from engine.lifecycle import Lifecycle
-from engine.scripted import Script, ScriptedEngine, load_tokens
+from engine.scripted import DEFAULT_TEXT, Script, ScriptedEngine, split_words
 from engine.supervisor import Supervisor
 from metrics.instruments import Instruments
 from routes import server
@@ -67,7 +66,8 @@ def build_engine(settings: Settings, instruments: Instruments) -> Engine:
         from engine.vllm_engine import VllmEngine  # imports vLLM
 
         return VllmEngine(args, uses_embedded_model=settings.uses_embedded_model)
-    script = Script(load_tokens(args.scripted_text), args.scripted_ttft_ms / 1000, args.scripted_itl_ms / 1000)
+    tokens = args.scripted_text or split_words(DEFAULT_TEXT)
+    script = Script(tokens, args.scripted_ttft_ms / 1000, args.scripted_itl_ms / 1000)
     names = args.served_model_name or ["scripted"]
     return ScriptedEngine(script, names[0], on_tokens=instruments.scripted_tokens.inc)
 
@@ -99,9 +99,6 @@ def announce(settings: Settings, model: str) -> None:
     logger.info("%s is ready on %s", model, args.uds or address)
     logger.info("try: curl -N%s '%s/v1/stream?%s'", key, address, question)
 
-
-if __name__ == "__mp_main__":  # vLLM's engine processes, which are spawned, import this file first
-    leave_terminal_group()
 
 if __name__ == "__main__":
     sys.exit(main())

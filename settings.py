@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine.scripted import load_tokens
+
 
 def _positive_int(text: str) -> int:
     value = int(text)
@@ -28,6 +30,15 @@ def _non_negative(text: str) -> float:
     if not math.isfinite(value) or value < 0:
         raise argparse.ArgumentTypeError(f"must be a finite number of at least 0, got {text}")
     return value
+
+
+def _script(text: str) -> list[str]:
+    try:
+        return load_tokens(Path(text))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from None
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,7 @@ OWN_FLAGS = (
     Flag("max-body-bytes", _positive_int, 8 << 20, "The largest request body, in bytes."),
     Flag("scripted-ttft-ms", _non_negative, 50.0, "With --engine scripted: time to the first token."),
     Flag("scripted-itl-ms", _non_negative, 20.0, "With --engine scripted: time between tokens."),
-    Flag("scripted-text", Path, None, "With --engine scripted: what it says, a text or a JSON list of tokens."),
+    Flag("scripted-text", _script, None, "With --engine scripted: what it says, a text or a JSON list of tokens."),
 )
 
 # vLLM's flags whose defaults differ here.

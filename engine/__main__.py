@@ -13,7 +13,6 @@ import uvloop
 
 import settings as settings_module
 from engine import quiet
-from engine.child_processes import leave_terminal_group
 from engine.errors import TailraceError
 from engine.interface import Engine, GenerationRequest
 from engine.lifecycle import Lifecycle
@@ -66,9 +65,6 @@ async def _answer(engine: Engine, prompt: str) -> None:
     summary = f"{generation.finish_reason}, {generation.num_output_tokens} tokens"
     print(f"\n[{summary}, TTFT {ttft_ms:.1f} ms, TPOT {tpot_ms:.1f} ms]", file=sys.stderr)
 
-
-if __name__ == "__mp_main__":  # vLLM's engine processes, which are spawned, import this file first
-    leave_terminal_group()
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

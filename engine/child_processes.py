@@ -1,6 +1,7 @@
 """The engine's processes, as the operating system sees them: out of the terminal's reach, and gone when this one is."""
 
-import os
+import signal
+from multiprocessing import resource_tracker
 
 import psutil
 
@@ -8,10 +9,15 @@ import psutil
 GRACE_S = 3.0
 
 
-def leave_terminal_group() -> None:
-    """Call in an engine process as it starts. A terminal sends Ctrl-C to its whole process group; a worker that gets it
-    exits at once, and takes with it the streams that the parent is about to drain."""
-    os.setpgrp()
+def shield_children_from_ctrl_c() -> None:
+    """Call in the thread that starts the engine's processes: they inherit its signal mask, and theirs do too.
+
+    A terminal sends Ctrl-C to its whole process group. A worker that gets it exits at once, and takes with it the streams
+    that this process is about to drain. The mask is of this thread alone; the main thread still hears of Ctrl-C.
+    """
+    # First, because starting the tracker ends with unblocking the signal (CPython, multiprocessing.resource_tracker).
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 
 
 def end_child_processes() -> None:

@@ -37,20 +37,17 @@ class Script:
     hang_after: int | None = None
 
 
-def load_tokens(path: Path | None) -> list[str]:
+def load_tokens(path: Path) -> list[str]:
     """The tokens of a script: a JSON file holds a list of strings, one a token; any other text is cut after each word.
 
     Raises:
-        ValueError: the file is neither UTF-8 text nor such a list.
+        OSError: the file cannot be read.
+        ValueError: the file is neither UTF-8 text nor such a list, or holds no token.
     """
-    if path is None:
-        return split_words(DEFAULT_TEXT)
     text = path.read_text(encoding="utf-8")
-    if path.suffix != ".json":
-        return split_words(text)
-    tokens = json.loads(text)
-    if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-        raise ValueError("a JSON script must be a list of strings")
+    tokens = json.loads(text) if path.suffix == ".json" else split_words(text)
+    if not tokens or not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
+        raise ValueError("a script must be a text, or a JSON list of strings, with at least one token")
     return tokens
 
 

@@ -25,7 +25,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from engine import embedded_model
-from engine.child_processes import end_child_processes
+from engine.child_processes import end_child_processes, shield_children_from_ctrl_c
 from engine.errors import ContextLength, InvalidRequest, ModelNotFound
 from engine.interface import Delta, GenerationRequest
 from engine.vllm_errors import from_validation, from_vllm
@@ -93,6 +93,7 @@ class VllmEngine:
     def _load(self) -> AsyncLLM:
         if self._uses_embedded_model:
             self._args.model = str(embedded_model.prepare())
+        shield_children_from_ctrl_c()
         llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs.from_cli_args(self._args), usage_context=UsageContext.OPENAI_API_SERVER
         )
@@ -165,14 +166,15 @@ class VllmEngine:
         return rendered[0]
 
     def is_dead(self) -> bool:
-        return self._llm is not None and not self._stopped and bool(self._llm.errored)
+        return self._llm is not None and bool(self._llm.errored)
 
     async def stop(self) -> None:
         if self._stopped:
             return
         self._stopped = True
-        if self._llm is not None:
-            await _in_daemon_thread(lambda: self._llm.shutdown(timeout=STOP_TIMEOUT_S) if self._llm else None)
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            await _in_daemon_thread(lambda: llm.shutdown(timeout=STOP_TIMEOUT_S))
         elif self._starting is not None:
             # Nothing can interrupt the load from outside but the end of the processes that it waits for.
             self._starting.cancel()

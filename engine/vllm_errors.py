@@ -48,7 +48,7 @@ def from_vllm(error: Exception, prompt_field: str = "prompt") -> TailraceError:
     if parameter == "max_tokens" and "max_model_len" in message:
         return ContextLength(message, param=parameter)
     named = SAMPLING_FIELD.search(message)
-    return InvalidRequest(message, param=named.group() if named else prompt_field)
+    return _invalid(named.group() if named else prompt_field, message)
 
 
 def from_validation(error: ValidationError, prompt_field: str) -> TailraceError:
@@ -56,10 +56,13 @@ def from_validation(error: ValidationError, prompt_field: str) -> TailraceError:
     errors = error.errors(include_url=False, include_input=False)
     # A value that may be of several types fails for each of them; the one it was meant to be fails for another reason.
     first = next((one for one in errors if not one["type"].endswith("_type")), errors[0])
-    where = str(first["loc"][0]) if first["loc"] else prompt_field
-    if where in ("prompt", "messages"):
-        where = prompt_field
-    return InvalidRequest(f"{where}: {_first_line(first['msg'])}", param=where)
+    where = str(first["loc"][0]) if first["loc"] else ""
+    # What is not a sampling parameter is in the prompt, or in a part of it that vLLM validates by itself.
+    return _invalid(where if SAMPLING_FIELD.fullmatch(where) else prompt_field, _first_line(first["msg"]))
+
+
+def _invalid(field: str, message: str) -> InvalidRequest:
+    return InvalidRequest(message if field in message else f"{field}: {message}", param=field)
 
 
 def _first_line(text: str) -> str:

@@ -30,7 +30,7 @@ class Reader:
     start: Message = field(default_factory=dict)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     can_take: asyncio.Event = field(default_factory=asyncio.Event)
-    num_writes: int = 0
+    writes: list[tuple[float, bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.can_take.set()
@@ -45,7 +45,7 @@ class Reader:
             self.start = message
             return
         self.body += message["body"]
-        self.num_writes += 1
+        self.writes.append((asyncio.get_running_loop().time(), message["body"]))
         if self.leave_when(self.body):
             self.gone.set()
 
@@ -244,15 +244,19 @@ def test_an_engine_that_dies_ends_the_stream_with_an_error_event() -> None:
     asyncio.run(run())
 
 
-def test_a_silent_stream_gets_comments_and_a_busy_one_none() -> None:
+@pytest.mark.parametrize("script", [Script(words(2), 0.2, 0), Script(words(40), 0, 0.01)])
+def test_a_comment_goes_out_after_silence_and_only_then(script: Script) -> None:
+    keep_alive_s = 0.05
+
     async def run() -> None:
         reader = Reader()
-        await Stage(Script(words(2), 0.11, 0.001), keep_alive_s=0.03).play(reader)
-        assert 2 <= reader.body.count(b": keep-alive\n\n") <= 3
-        assert [event.type for event in parse(reader.body)] == ["start", "message", "message", "done", "message"]
-        busy = Reader()
-        await Stage(Script(words(30), 0, 0.01), keep_alive_s=0.06).play(busy)
-        assert busy.body.count(b": keep-alive") == 0
+        await Stage(script, keep_alive_s).play(reader)
+        comments = [index for index, (_, block) in enumerate(reader.writes) if block == b": keep-alive\n\n"]
+        for index in comments:
+            assert reader.writes[index][0] - reader.writes[index - 1][0] >= 0.9 * keep_alive_s
+        if script.ttft_s:
+            assert 2 <= len(comments) <= 4
+        assert [event.type for event in parse(reader.body)][-2:] == ["done", "message"]
 
     asyncio.run(run())
 

@@ -1,0 +1,110 @@
+"""The program with a real engine, started as a user does. The model is tiny: what is tested is the process."""
+
+import signal
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests import tiny_model
+from tests.event_source import done, parse
+from tests.process.program import Program, serving, started
+from tests.server import wait_until
+
+# Slow enough to be in flight when a signal comes, short enough to be drained.
+LONG = "/v1/stream?prompt=x&ignore_eos=true&max_tokens=1500"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_model.build(tmp_path_factory.mktemp("tiny")))
+
+
+def flags(model: str) -> tuple[str, ...]:
+    return (model, "--served-model-name", "tiny", "--max-model-len", "2048", "--kv-cache-memory-bytes", "256M")
+
+
+def assert_none_left(children: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(children, timeout=2)
+    assert alive == []
+
+
+def assert_quiet(program: Program) -> None:
+    """What is being loaded, that it is ready, the address, a line to try: and not much more."""
+    lines = [line for line in program.text.splitlines() if "tailrace.access" not in line]
+    assert "loading" in lines[0]
+    assert any("is ready on http://localhost:" in line for line in lines)
+    assert any("try: curl -N 'http://localhost:" in line for line in lines)
+    assert len(lines) <= 5, program.text
+
+
+def test_from_an_open_port_to_ctrl_c_with_a_stream_in_flight(model: str) -> None:
+    with serving(*flags(model)) as program:
+        wait_until(lambda: program.status("/healthz") == 200, 30, "the open port")
+        assert program.status("/readyz") == 503
+        refused = httpx.get(program.url + LONG)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "starting")
+        assert int(refused.headers["retry-after"]) > 0
+        program.wait_ready()
+        assert_quiet(program)
+        children = program.children()
+        assert children
+        with httpx.stream("GET", program.url + LONG, timeout=30) as response:
+            chunks = response.iter_bytes()
+            body = next(chunks) + next(chunks)
+            program.signal_group(signal.SIGINT)
+            body += b"".join(chunks)
+        assert done(parse(body))["usage"]["completion_tokens"] == 1500
+        assert program.wait(15) == 0
+        assert_none_left(children)
+        assert "Traceback" not in program.text
+
+
+def test_the_death_of_the_engine_ends_streams_and_the_process(model: str) -> None:
+    with serving(*flags(model)) as program:
+        program.wait_ready()
+        children = program.children()
+        with httpx.stream("GET", program.url + LONG, timeout=30) as response:
+            chunks = response.iter_bytes()
+            body = next(chunks) + next(chunks)
+            next(child for child in children if "EngineCore" in " ".join(child.cmdline())).kill()
+            body += b"".join(chunks)
+        assert (parse(body)[-1].type, parse(body)[-1].json["code"]) == ("error", "engine_dead")
+        assert program.wait(20) == 1
+        assert_none_left(children)
+
+
+def test_sigterm_while_the_model_loads(model: str) -> None:
+    with serving(*flags(model)) as program:
+        wait_until(lambda: program.status("/healthz") == 200, 30, "the open port")
+        wait_until(lambda: bool(program.children()), 30, "an engine process")
+        children = program.children()
+        program.signal_group(signal.SIGTERM)
+        assert program.wait(10) == 0
+        assert_none_left(children)
+
+
+def test_a_model_that_cannot_be_loaded_ends_with_1(tmp_path: Path) -> None:
+    with serving(str(tmp_path)) as program:
+        assert program.wait(60) == 1
+        assert "the engine could not start" in program.text
+
+
+def test_the_engine_without_a_server(model: str) -> None:
+    limit = ("--override-generation-config", '{"max_new_tokens": 12}')
+    with started("-m", "engine", "Hello there", *flags(model)[0:1], *flags(model)[3:], *limit) as program:
+        assert program.wait(100) == 0
+        summary = program.text.splitlines()[-1]
+        assert summary.startswith("[length, 12 tokens, TTFT ")
+        assert " ms, TPOT " in summary
+
+
+def test_ctrl_c_aborts_the_engine_without_a_server(model: str) -> None:
+    with started("-m", "engine", "Hello there", *flags(model)[0:1], *flags(model)[3:]) as program:
+        wait_until(lambda: len(program.text) > 0, 100, "the first token")
+        children = program.children()
+        program.signal_group(signal.SIGINT)
+        assert program.wait(15) == 130
+        assert program.text.endswith("aborted\n")
+        assert_none_left(children)

@@ -1,0 +1,132 @@
+"""The program with the scripted engine: the command line, the log, the signals."""
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.event_source import done, joined_text, parse
+from tests.process.program import serving, started
+from tests.server import wait_until
+
+SCRIPTED = ("--engine", "scripted")
+
+
+def test_it_is_ready_in_seconds_and_says_how_to_try_it() -> None:
+    with serving(*SCRIPTED) as program:
+        wait_until(lambda: program.status("/readyz") == 200, 10)
+        [line] = [line for line in program.text.splitlines() if "try: curl" in line]
+        url = line.split("'")[1]
+        assert done(parse(httpx.get(url).content))["finish_reason"] in ("stop", "length")
+
+
+def test_it_says_a_script_at_the_pace_that_was_asked_for(tmp_path: Path) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(json.dumps(["하나", " 둘", "\n"]))
+    flags = ("--scripted-text", str(script), "--scripted-ttft-ms", "100", "--scripted-itl-ms", "50")
+    with serving(*SCRIPTED, *flags, "--served-model-name", "mine") as program:
+        program.wait_ready()
+        events = parse(httpx.get(program.url + "/v1/stream?prompt=x").content)
+        assert joined_text(events) == "하나 둘\n"
+        assert events[0].json["model"] == "mine"
+        assert done(events)["timing"]["ttft_ms"] == pytest.approx(100, abs=40)
+        assert done(events)["timing"]["tpot_ms"] == pytest.approx(50, abs=20)
+
+
+def test_the_counter_of_made_tokens_stands_still_when_the_reader_leaves() -> None:
+    def made() -> float:
+        lines = httpx.get(program.url + "/metrics").text.splitlines()
+        return float(next(line for line in lines if line.startswith("tailrace_scripted_tokens_total")).split()[1])
+
+    with serving(*SCRIPTED) as program:
+        program.wait_ready()
+        with httpx.stream("GET", program.url + "/v1/stream?prompt=x") as response:
+            chunks = response.iter_bytes()
+            next(chunks)
+            wait_until(lambda: made() > 2)
+        count = made()
+        with pytest.raises(AssertionError):
+            wait_until(lambda: made() > count + 2, 0.3)
+
+
+def test_the_access_log_holds_no_query_and_one_line_a_request() -> None:
+    with serving(*SCRIPTED) as program:
+        program.wait_ready()
+        httpx.get(program.url + "/v1/stream?prompt=canary&max_tokens=1")
+        httpx.get(program.url + "/canary%0aINFO%20forged")
+        wait_until(lambda: "/canary" in program.text)
+        lines = [line for line in program.text.splitlines() if "tailrace.access" in line]
+        assert "canary" not in "".join(line for line in lines if "/v1/stream" in line)
+        assert sum("GET /v1/stream 200" in line for line in lines) == 1
+        assert not any(line.startswith("INFO forged") for line in program.text.splitlines())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_idle_process_ends_at_once_with_0(number: signal.Signals) -> None:
+    with serving(*SCRIPTED) as program:
+        program.wait_ready()
+        program.signal_group(number)
+        assert program.wait(2) == 0
+
+
+def test_streams_in_flight_run_on_after_sigterm() -> None:
+    with serving(*SCRIPTED, "--scripted-itl-ms", "30") as program:
+        program.wait_ready()
+        with httpx.stream("GET", program.url + "/v1/stream?prompt=x&max_tokens=30") as response:
+            chunks = response.iter_bytes()
+            body = next(chunks)
+            program.signal_group(signal.SIGTERM)
+            wait_until(lambda: program.status("/readyz") == 503)
+            assert program.status("/healthz") == 200
+            assert program.status("/v1/stream?prompt=x") == 503
+            body += b"".join(chunks)
+        assert done(parse(body))["usage"]["completion_tokens"] == 30
+        assert program.wait(4) == 0
+
+
+@pytest.mark.parametrize("second_signal", [False, True])
+def test_what_is_left_after_the_timeout_gets_a_retryable_error(second_signal: bool) -> None:
+    timeout = "60" if second_signal else "1"
+    with serving(*SCRIPTED, "--scripted-ttft-ms", "60000", "--shutdown-timeout", timeout) as program:
+        program.wait_ready()
+        with httpx.stream("GET", program.url + "/v1/stream?prompt=x", timeout=30) as response:
+            chunks = response.iter_bytes()
+            body = next(chunks)
+            program.signal_group(signal.SIGTERM)
+            wait_until(lambda: program.status("/readyz") == 503)
+            if second_signal:
+                program.signal_group(signal.SIGTERM)
+            body += b"".join(chunks)
+        [start, error] = parse(body)
+        assert (start.type, error.type) == ("start", "error")
+        assert (error.json["code"], error.json["retryable"]) == ("draining", True)
+        assert program.wait(5) == 0
+
+
+def test_a_port_in_use_is_said_and_ends_it() -> None:
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        port = taken.getsockname()[1]
+        with started("app.py", *SCRIPTED, "--port", str(port)) as program:
+            assert program.wait(10) != 0
+            assert "address already in use" in program.text.lower()
+            assert "Traceback" not in program.text
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "message"),
+    [
+        (("--max-body-bytes", "0"), {}, "must be at least 1"),
+        (("--scripted-itl-ms", "nan"), {}, "must be a finite number"),
+        ((), {"TAILRACE_MAX_BODY_BYTES": "many"}, "TAILRACE_MAX_BODY_BYTES"),
+        ((), {"TAILRACE_SCRIPTED_TTFT_MS": "-1"}, "TAILRACE_SCRIPTED_TTFT_MS"),
+        (("--scripted-text", "/nowhere"), {}, "/nowhere"),
+    ],
+)
+def test_a_bad_command_line_is_said_and_ends_it(flags: tuple[str, ...], env: dict[str, str], message: str) -> None:
+    with started("app.py", *SCRIPTED, *flags, **env) as program:
+        assert program.wait(10) != 0
+        assert message in program.text
+        assert "Traceback" not in program.text

@@ -1,0 +1,155 @@
+"""Hostile and impossible requests: a 4xx that names the field, in under a second, and the next request is served."""
+
+import time
+
+import httpx
+import pytest
+
+from tests.event_source import done, parse
+from tests.real.conftest import MAX_MODEL_LEN
+from tests.server import RunningServer
+
+BY_QUERY = [
+    ("prompt=a&temperature=nan", "temperature"),
+    ("prompt=a&temperature=Infinity", "temperature"),
+    ("prompt=a&temperature=1e999", "temperature"),
+    ("prompt=a&temperature=-1", "temperature"),
+    ("prompt=a&temperature=2.5", "temperature"),
+    ("prompt=a&top_p=0", "top_p"),
+    ("prompt=a&top_p=1.1", "top_p"),
+    ("prompt=a&top_k=-2", "top_k"),
+    ("prompt=a&min_p=2", "min_p"),
+    ("prompt=a&presence_penalty=3", "presence_penalty"),
+    ("prompt=a&frequency_penalty=-3", "frequency_penalty"),
+    ("prompt=a&repetition_penalty=0", "repetition_penalty"),
+    ("prompt=a&max_tokens=0", "max_tokens"),
+    ("prompt=a&max_tokens=-5", "max_tokens"),
+    ("prompt=a&min_tokens=-1", "min_tokens"),
+    ("prompt=a&min_tokens=5&max_tokens=3", "min_tokens"),
+    ("prompt=a&seed=99999999999999999999", "seed"),
+    ("prompt=a&stop=", "stop"),
+    ("prompt=a&stop=a&stop=b&stop=c&stop=d&stop=e", "stop"),
+    ("prompt=a&n=1000000", "n"),
+    ("prompt=%ff%fe", "prompt"),
+    ("prompt=%ed%a0%80", "prompt"),
+    ("prompt=", "prompt"),
+    ("message=a&system=%c3%28", "system"),
+]
+
+BY_BODY = [
+    (b'{"prompt":"a","temperature":NaN}', "temperature"),
+    (b'{"prompt":"a","top_p":Infinity}', "top_p"),
+    (b'{"prompt":"a","min_p":1e999}', "min_p"),
+    (b'{"prompt":"\\ud800"}', "prompt"),
+    (b'{"prompt":"\xff"}', "prompt"),
+    (b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "messages"),
+    (b'{"prompt":"a","n":1000000}', "n"),
+    (b'{"prompt":"a","stop":[' + b'"x",' * 499_999 + b'"x"]}', "stop"),
+    (b'{"prompt":"a","stop":[""]}', "stop"),
+    (b'{"prompt":[]}', "prompt"),
+    (b'{"prompt":[49152]}', "prompt"),
+    (b'{"prompt":[2147483647]}', "prompt"),
+    (b'{"messages":[{"content":"x"}]}', "messages"),
+    (b'{"messages":[{"role":"nobody\\u0000","content":5}]}', "messages"),
+    (b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]}]}', "messages"),
+    (b'{"messages":[{"role":"user","content":[{"type":"nothing"}]}]}', "messages"),
+    (b'{"prompt":"a","top_k":1e300}', "top_k"),
+    (b'{"prompt":"a","min_tokens":9223372036854775807}', "min_tokens"),
+    (b'{"prompt":"a","max_tokens":9223372036854775807}', "max_tokens"),
+    (b'{"prompt":"a","seed":-9223372036854775809}', "seed"),
+]  # fmt: skip
+
+
+def assert_refused(response: httpx.Response, param: str, took_s: float) -> None:
+    error = response.json()["error"]
+    assert 400 <= response.status_code < 500
+    assert error["param"] == param
+    assert param in error["message"]
+    for forbidden in ("Traceback", "/", "vllm", "Error", "pydantic", "class "):
+        assert forbidden not in error["message"]
+    assert "\n" not in error["message"]
+    assert took_s < 1
+
+
+def assert_serves(client: httpx.Client) -> None:
+    response = client.get("/v1/stream", params={"prompt": "a", "max_tokens": "2", "ignore_eos": "true"})
+    assert done(parse(response.content))["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize(("query", "param"), BY_QUERY)
+def test_by_query(client: httpx.Client, query: str, param: str) -> None:
+    started_s = time.monotonic()
+    response = client.get("/v1/stream?" + query)
+    assert_refused(response, param, time.monotonic() - started_s)
+    assert_serves(client)
+
+
+@pytest.mark.parametrize(("body", "param"), BY_BODY)
+def test_by_body(client: httpx.Client, body: bytes, param: str) -> None:
+    started_s = time.monotonic()
+    response = client.post("/v1/stream", content=body)
+    assert_refused(response, param, time.monotonic() - started_s)
+    assert_serves(client)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_k": 2**62},
+        {"top_k": 49152},
+        {"repetition_penalty": 1e308},
+        {"seed": 2**63 - 1},
+        {"priority": -(2**62)},
+        {"stop": ["\x00", "\ud7ff", "🙂" * 1000]},
+        {"temperature": 1e-300},
+    ],
+)
+def test_values_at_the_edge_do_not_hurt_the_engine(client: httpx.Client, fields: dict[str, object]) -> None:
+    response = client.post("/v1/stream", json={"prompt": "a", "max_tokens": 2} | fields)
+    assert response.status_code in (200, 400)
+    assert_serves(client)
+
+
+def test_another_model_is_not_found(client: httpx.Client) -> None:
+    response = client.get("/v1/stream", params={"prompt": "a", "model": "gpt-5"})
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("num_prompt_tokens", "max_tokens", "outcome"),
+    [
+        (MAX_MODEL_LEN - 1, None, 1),
+        (MAX_MODEL_LEN, None, "context_length"),
+        (MAX_MODEL_LEN + 1, None, "context_length"),
+        (MAX_MODEL_LEN - 3, 10, 3),  # vLLM makes what fits
+        (5, MAX_MODEL_LEN, "as it is"),
+        (5, MAX_MODEL_LEN + 1, "context_length"),
+    ],
+)
+def test_the_length_of_the_context_is_checked_before_the_stream_opens(
+    server: RunningServer, num_prompt_tokens: int, max_tokens: int | None, outcome: int | str
+) -> None:
+    fields = {"prompt": [1000 + index % 7 for index in range(num_prompt_tokens)], "max_tokens": max_tokens}
+    with server.client() as client, client.stream("POST", "/v1/stream", json=fields | {"ignore_eos": True}) as response:
+        if outcome == "as it is":
+            assert response.status_code == 200
+            return
+        body = response.read()
+    if isinstance(outcome, int):
+        last = done(parse(body))
+        assert (last["finish_reason"], last["usage"]["completion_tokens"]) == ("length", outcome)
+    else:
+        assert (response.status_code, response.json()["error"]["code"]) == (400, outcome)
+        assert response.json()["error"]["param"] in ("prompt", "max_tokens")
+    with server.client() as client:
+        assert_serves(client)
+
+
+def test_a_prompt_far_longer_than_the_context_is_refused_fast(client: httpx.Client) -> None:
+    for fields in ({"prompt": "word " * 1_000_000}, {"messages": [{"role": "user", "content": "word " * 1_000_000}]}):
+        started_s = time.monotonic()
+        response = client.post("/v1/stream", json=fields)
+        assert (response.status_code, response.json()["error"]["code"]) == (400, "context_length")
+        assert response.json()["error"]["param"] == next(iter(fields))
+        assert time.monotonic() - started_s < 2
+    assert_serves(client)
