@@ -5,7 +5,6 @@
 The composition root: settings → engine → routes → ASGI application → uvicorn.
 """
 
-import asyncio
 import logging
 import sys
 import time
@@ -57,7 +56,7 @@ def main() -> int:
             config, sock, supervisor, args.shutdown_timeout, lambda: announce(settings, supervisor.model)
         )
 
-    return uvloop.run(run())
+    return int(uvloop.run(run()))
 
 
 def build_engine(settings: Settings, instruments: Instruments) -> Engine:

@@ -1,7 +1,7 @@
 """`python -m engine "a prompt"`: the engine without a server.
 
-Prints the tokens as they are made; then, on stderr, the finish reason, TTFT and TPOT. Ctrl-C aborts the request and ends
-the engine; the exit code is 130 then. All of vLLM's flags are taken after the prompt.
+Prints the tokens as they are made; then, on stderr, the finish reason, TTFT and TPOT. Ctrl-C aborts the request and
+ends the engine; the exit code is 130 then. All of vLLM's flags are taken after the prompt.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ def main(argv: list[str]) -> int:
         sys.exit("python -m engine runs a model; for the scripted engine use app.py")
     from engine.vllm_engine import VllmEngine  # imports vLLM
 
-    return uvloop.run(run(VllmEngine(settings.args, settings.uses_embedded_model), argv[0]))
+    return int(uvloop.run(run(VllmEngine(settings.args, settings.uses_embedded_model), argv[0])))
 
 
 async def run(engine: Engine, prompt: str) -> int:

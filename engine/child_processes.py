@@ -12,8 +12,8 @@ GRACE_S = 3.0
 def shield_children_from_ctrl_c() -> None:
     """Call in the thread that starts the engine's processes: they inherit its signal mask, and theirs do too.
 
-    A terminal sends Ctrl-C to its whole process group. A worker that gets it exits at once, and takes with it the streams
-    that this process is about to drain. The mask is of this thread alone; the main thread still hears of Ctrl-C.
+    A terminal sends Ctrl-C to its whole process group. A worker that gets it exits at once, and takes with it the
+    streams that this process is about to drain. The mask is of this thread alone; the main one still hears of Ctrl-C.
     """
     # First, because starting the tracker ends with unblocking the signal (CPython, multiprocessing.resource_tracker).
     resource_tracker.ensure_running()

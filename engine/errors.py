@@ -1,7 +1,8 @@
 """The one table of everything that can go wrong for a caller.
 
-Each class is a row: the status of the answer when nothing was sent yet, the code that names it in JSON, in events and in
-metrics, and whether the same request may succeed later. `docs/protocol.md` lists the same rows; a test compares them.
+Each class is a row: the status of the answer when nothing was sent yet, the code that names it in JSON, in events and
+in metrics, and whether the same request may succeed later. `docs/protocol.md` lists the same rows; a test compares
+them.
 """
 
 from typing import ClassVar

@@ -1,7 +1,7 @@
 """An engine without a model: a deterministic source of tokens with the same borders as the real one.
 
-For people who build a client, a dashboard or a proxy without a model (`--engine scripted`), and for tests of what a real
-engine cannot be made to do on demand.
+For people who build a client, a dashboard or a proxy without a model (`--engine scripted`), and for tests of what a
+real engine cannot be made to do on demand.
 """
 
 import asyncio

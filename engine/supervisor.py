@@ -60,7 +60,7 @@ class Supervisor:
 
     async def watch(self) -> None:
         """Return when the engine has died; the state is `dead` then. Never returns otherwise."""
-        while not self._engine.is_dead():
+        while not self._engine.is_dead():  # noqa: ASYNC110  # vLLM has a flag for it and no event
             await asyncio.sleep(WATCH_INTERVAL_S)
         logger.error("the engine has died with %d streams in flight", len(self.in_flight))
         self._lifecycle.advance(State.DEAD)

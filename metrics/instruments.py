@@ -10,7 +10,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 # Supersets of the boundaries that OpenTelemetry's semantic conventions for generative AI give for these two.
 TTFT_BUCKETS_S = (.001, .005, .01, .02, .04, .06, .08, .1, .25, .5, .75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)  # fmt: skip
-TPOT_BUCKETS_S = (.001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10)  # fmt: skip
+TPOT_BUCKETS_S = (
+    .001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10
+)  # fmt: skip
 
 STATES = ("starting", "ready", "draining", "stopped", "dead")
 

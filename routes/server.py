@@ -1,8 +1,8 @@
 """The process from its first socket to its exit code: uvicorn, signals, drain. The functions stand in life order.
 
-Two defaults are taken over here on purpose. uvicorn closes its port on SIGTERM and waits; here the port stays open while
-streams drain, so that probes and refused requests get an answer. sse-starlette cuts every stream half a second after
-SIGTERM; it is told to leave that to the drain.
+Two defaults are taken over here on purpose. uvicorn closes its port on SIGTERM and waits; here the port stays open
+while streams drain, so that probes and refused requests get an answer. sse-starlette cuts every stream half a second
+after SIGTERM; it is told to leave that to the drain.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ async def serve(
 
     The port answers from the first moment; the model loads meanwhile. Cancelling it ends the engine too.
     """
-    AppStatus.disable_automatic_graceful_drain()
+    AppStatus.enable_automatic_graceful_drain = False
     stop_asked, skip_drain = _listen_to_signals()
     server = _Server(config)
     http = asyncio.create_task(server.serve(sockets=[sock]), name="http")

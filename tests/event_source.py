@@ -47,9 +47,7 @@ def parse(stream: bytes) -> list[Event]:
 
 def joined_text(events: list[Event]) -> str:
     """The text of all token events."""
-    return "".join(
-        event.json["token"] for event in events if event.type == "message" and event.data != "[DONE]"
-    )
+    return "".join(event.json["token"] for event in events if event.type == "message" and event.data != "[DONE]")
 
 
 def token_events(events: list[Event]) -> list[Event]:

@@ -79,7 +79,7 @@ def running(
     lifecycle = Lifecycle(on_change=instruments.set_state)
     ready = threading.Event()
     made: list[RunningServer] = []
-    stops: list[Callable[[], None]] = []
+    stops: list[Callable[[], object]] = []
 
     async def main() -> None:
         supervisor = Supervisor(engine, lifecycle)
@@ -92,7 +92,7 @@ def running(
         serving = asyncio.create_task(http.serve(sockets=[sock]))
         await supervisor.start()
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        stops.append(lambda: loop.call_soon_threadsafe(stop.set) and None)
+        stops.append(lambda: loop.call_soon_threadsafe(stop.set))
         made.append(RunningServer(engine, supervisor, loop, sock.getsockname()[1]))
         ready.set()
         await stop.wait()

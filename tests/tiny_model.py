@@ -1,4 +1,4 @@
-"""A model so small that an engine over it is cheap: one random layer of width 64 under the embedded model's tokenizer."""
+"""A model so small that its engine is cheap: one random layer of width 64 under the embedded model's tokenizer."""
 
 import shutil
 from pathlib import Path

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +17,7 @@ import psutil
 from tests.server import wait_until
 
 ROOT = Path(__file__).parents[2]
+EMPTY: Mapping[str, str] = {}
 
 
 def free_port() -> int:
@@ -62,7 +63,7 @@ class Program:
 
 
 @contextlib.contextmanager
-def started(*command: str, port: int = 0, **env: str) -> Iterator[Program]:
+def started(*command: str, port: int = 0, env: Mapping[str, str] = EMPTY) -> Iterator[Program]:
     """Start `python *command` in a process group of its own; kill whatever is left at the end."""
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder) / "output"
@@ -70,7 +71,7 @@ def started(*command: str, port: int = 0, **env: str) -> Iterator[Program]:
             process = subprocess.Popen(
                 [sys.executable, *command],
                 cwd=ROOT,
-                env=os.environ | env,
+                env=os.environ | dict(env),
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -87,8 +88,8 @@ def started(*command: str, port: int = 0, **env: str) -> Iterator[Program]:
 
 
 @contextlib.contextmanager
-def serving(*flags: str, **env: str) -> Iterator[Program]:
+def serving(*flags: str) -> Iterator[Program]:
     """`python app.py` with `flags`, on a free port."""
     port = free_port()
-    with started("app.py", "--port", str(port), *flags, port=port, **env) as program:
+    with started("app.py", "--port", str(port), *flags, port=port) as program:
         yield program

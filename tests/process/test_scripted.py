@@ -126,7 +126,7 @@ def test_a_port_in_use_is_said_and_ends_it() -> None:
     ],
 )
 def test_a_bad_command_line_is_said_and_ends_it(flags: tuple[str, ...], env: dict[str, str], message: str) -> None:
-    with started("app.py", *SCRIPTED, *flags, **env) as program:
+    with started("app.py", *SCRIPTED, *flags, env=env) as program:
         assert program.wait(10) != 0
         assert message in program.text
         assert "Traceback" not in program.text

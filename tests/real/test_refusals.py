@@ -51,7 +51,10 @@ BY_BODY = [
     (b'{"prompt":[2147483647]}', "prompt"),
     (b'{"messages":[{"content":"x"}]}', "messages"),
     (b'{"messages":[{"role":"nobody\\u0000","content":5}]}', "messages"),
-    (b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]}]}', "messages"),
+    (
+        b'{"messages":[{"role":"user","content":[{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]}]}',
+        "messages",
+    ),
     (b'{"messages":[{"role":"user","content":[{"type":"nothing"}]}]}', "messages"),
     (b'{"prompt":"a","top_k":1e300}', "top_k"),
     (b'{"prompt":"a","min_tokens":9223372036854775807}', "min_tokens"),

@@ -6,7 +6,8 @@ from routes import sse
 from tests.event_source import Event, parse
 
 HOSTILE_TOKENS = [
-    "\n", "\n\n", "\r", "\r\n", " lead", "data: x", ": x", "[DONE]", "\u2028", "\ufeff", "\0", "id: 1", "한국어", "🙂", '"\\',
+    "\n", "\n\n", "\r", "\r\n", " lead", "data: x", ": x", "[DONE]", "\u2028", "\ufeff", "\0", "id: 1", "한국어",
+    "🙂", '"\\',
 ]  # fmt: skip
 
 

@@ -11,7 +11,8 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from engine.scripted import Script, ScriptedEngine
+from engine.interface import GenerationRequest
+from engine.scripted import Script, ScriptedEngine, ScriptedSource
 from routes.application import HttpSettings
 from tests.event_source import done, joined_text, parse, token_events
 from tests.server import RunningServer, running, wait_until
@@ -46,7 +47,9 @@ def test_every_token_is_one_event_and_byte_identical_for_a_conforming_parser(cli
 def test_every_token_is_one_event_and_byte_identical_for_httpx_sse(client: httpx.Client) -> None:
     with connect_sse(client, "GET", "/v1/stream", params={"prompt": "x"}) as source:
         events = list(source.iter_sse())
-    tokens = [json.loads(event.data)["token"] for event in events if event.event == "message" and event.data != "[DONE]"]
+    tokens = [
+        json.loads(event.data)["token"] for event in events if event.event == "message" and event.data != "[DONE]"
+    ]
     assert tokens == [*HOSTILE_TOKENS, "end"]
     assert [event.event for event in events[-2:]] == ["done", "message"]
 
@@ -263,7 +266,7 @@ def test_a_key_is_asked_for_where_it_must_be() -> None:
 
 def test_what_no_handler_foresaw_is_internal_says_nothing_and_carries_cors() -> None:
     class Broken(ScriptedEngine):
-        async def submit(self, request: object, request_id: str) -> object:  # type: ignore[override]
+        async def submit(self, request: GenerationRequest, request_id: str) -> ScriptedSource:
             raise RuntimeError("secret in /home/user/file.py")
 
     settings = HttpSettings(access_log=False, allowed_origins=("https://page",))

@@ -276,6 +276,8 @@ def test_timing_in_the_last_event_is_that_of_the_metrics() -> None:
         await stage.play(reader)
         timing: Any = done(parse(reader.body))["timing"]
         assert timing["tpot_ms"] == pytest.approx(20, abs=8)
-        assert stage.value("tailrace_time_per_output_token_seconds_sum") == pytest.approx(timing["tpot_ms"] / 1000, abs=1e-4)
+        assert stage.value("tailrace_time_per_output_token_seconds_sum") == pytest.approx(
+            timing["tpot_ms"] / 1000, abs=1e-4
+        )
 
     asyncio.run(run())
