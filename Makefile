@@ -12,7 +12,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock'
 
-.PHONY: help install install-test servers serve test check fmt bench lock clean
+.PHONY: help install install-test servers serve test check fmt lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -55,9 +55,6 @@ check: install-test  ## lint, format and types; changes nothing
 fmt: install-test  ## format, and mend what the linter can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
-
-bench: install-test  ## cost a token, latency
-	@$(BIN)/python -m bench $(ARGS)
 
 lock: install-test  ## make the pinned files anew from requirements/*.in
 	@$(LOCK) --override requirements/data-only.txt requirements/cuda.in -o requirements.txt

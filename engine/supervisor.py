@@ -26,12 +26,14 @@ FAREWELL_S = 2.0
 class Supervisor:
     """The engine's life, in the order of its methods: `start`, `watch`, `admit`, `drain`, `stop`."""
 
+    in_flight: set[Generation]
+
     def __init__(self, engine: Engine, lifecycle: Lifecycle) -> None:
         self._engine = engine
         self._lifecycle = lifecycle
         self._idle = asyncio.Event()
         self._idle.set()
-        self.in_flight: set[Generation] = set()
+        self.in_flight = set()
 
     @property
     def state(self) -> State:
