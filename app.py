@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 
 import settings as settings_module
 from engine import quiet
+from engine.child_processes import die_with_parent
 from engine.interface import Engine
 from engine.journal import MemoryJournal
 from engine.lifecycle import Lifecycle
@@ -75,6 +76,7 @@ def build_routes(settings: Settings, supervisor: Supervisor, instruments: Instru
     args = settings.args
     http = HttpSettings(
         keep_alive_s=args.sse_keep_alive_interval,
+        stall_timeout_s=args.stall_timeout,
         max_body_bytes=args.max_body_bytes,
         api_keys=settings.api_keys,
         access_log=not args.disable_uvicorn_access_log,
@@ -98,6 +100,9 @@ def announce(settings: Settings, model: str) -> None:
     logger.info("%s is ready on %s", model, args.uds or address)
     logger.info("try: curl -N%s '%s/v1/stream?%s'", key, address, question)
 
+
+if __name__ == "__mp_main__":  # an engine process: vLLM spawns them, and a spawned process imports this file first
+    die_with_parent()
 
 if __name__ == "__main__":
     sys.exit(main())

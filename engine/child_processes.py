@@ -1,9 +1,15 @@
 """The engine's processes, as the operating system sees them: out of the terminal's reach, and gone when this one is."""
 
+import ctypes
+import os
 import signal
+import sys
 from multiprocessing import resource_tracker
 
 import psutil
+
+# prctl(2): the signal that a process gets when the thread that started it ends.
+PR_SET_PDEATHSIG = 1
 
 # How long a child gets between being asked to end and being killed.
 GRACE_S = 3.0
@@ -18,6 +24,19 @@ def shield_children_from_ctrl_c() -> None:
     # First, because starting the tracker ends with unblocking the signal (CPython, multiprocessing.resource_tracker).
     resource_tracker.ensure_running()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+
+
+def die_with_parent() -> None:
+    """Call in an engine process as it starts: it is killed when its parent ends, also when that was killed itself.
+
+    Nothing else would end it then: it waits for requests that nobody can send any more. Linux only, as the engine is.
+    The parent must have started it from a thread that lives as long as the engine may.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() == 1:  # the parent ended before this one asked
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def end_child_processes() -> None:

@@ -6,10 +6,8 @@ Prompts are built, validated and tokenised by vLLM's own serving classes, so tha
 
 import asyncio
 import logging
-import threading
 from argparse import Namespace
-from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -26,13 +24,12 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from engine import embedded_model
 from engine.child_processes import end_child_processes, shield_children_from_ctrl_c
+from engine.engine_thread import EngineThread
 from engine.errors import ContextLength, InvalidRequest, ModelNotFound
 from engine.interface import Delta, GenerationRequest
 from engine.vllm_errors import from_validation, from_vllm
 
 logger = logging.getLogger("tailrace.engine")
-
-T = TypeVar("T")
 
 # How long the engine core gets to end by itself before it is killed. Its own stop took 4.4 s on the CPU when measured.
 STOP_TIMEOUT_S = 10.0
@@ -73,6 +70,7 @@ class VllmEngine:
         self._args = args
         self._uses_embedded_model = uses_embedded_model
         self._served_names: list[str] = args.served_model_name or [args.model]
+        self._thread = EngineThread()
         self._starting: asyncio.Future[AsyncLLM] | None = None
         self._llm: AsyncLLM | None = None
         self._renderer: OnlineRenderer | None = None
@@ -85,7 +83,7 @@ class VllmEngine:
         return self._served_names[0]
 
     async def start(self) -> None:
-        self._starting = _in_daemon_thread(self._load)
+        self._starting = self._thread.run(self._load)
         self._llm = await self._starting
         # The first call also starts the task that hears of the engine's death.
         await self._llm.get_supported_tasks()
@@ -174,11 +172,11 @@ class VllmEngine:
         self._stopped = True
         llm, self._llm = self._llm, None
         if llm is not None:
-            await _in_daemon_thread(lambda: llm.shutdown(timeout=STOP_TIMEOUT_S))
+            await self._thread.run(lambda: llm.shutdown(timeout=STOP_TIMEOUT_S))
         elif self._starting is not None:
             # Nothing can interrupt the load from outside but the end of the processes that it waits for.
             self._starting.cancel()
-        await _in_daemon_thread(end_child_processes)
+        await asyncio.to_thread(end_child_processes)
 
 
 def _openai_request(request: GenerationRequest, model: str) -> OpenAIRequest:
@@ -202,24 +200,3 @@ def _openai_request(request: GenerationRequest, model: str) -> OpenAIRequest:
         return ChatCompletionRequest(messages=list(request.messages), **fields)
     prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt or ())
     return CompletionRequest(prompt=prompt, **fields)
-
-
-def _in_daemon_thread(work: Callable[[], T]) -> asyncio.Future[T]:
-    """Run blocking `work` in a thread that does not keep the process alive, as the loop's executor would."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(set_outcome: Callable[[Any], None], outcome: object) -> None:
-        if not future.done():
-            set_outcome(outcome)
-
-    def run() -> None:
-        try:
-            outcome = work()
-        except Exception as error:
-            loop.call_soon_threadsafe(settle, future.set_exception, error)
-        else:
-            loop.call_soon_threadsafe(settle, future.set_result, outcome)
-
-    threading.Thread(target=run, name="tailrace-engine", daemon=True).start()
-    return future

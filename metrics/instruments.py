@@ -14,6 +14,9 @@ TPOT_BUCKETS_S = (
     .001, .0025, .005, .01, .025, .05, .075, .1, .15, .2, .3, .4, .5, .75, 1, 2.5, 5, 7.5, 10
 )  # fmt: skip
 
+# An abort is a call in this process and a message to the engine: microseconds, unless the event loop is late.
+ABORT_BUCKETS_S = (.00005, .0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1)  # fmt: skip
+
 STATES = ("starting", "ready", "draining", "stopped", "dead")
 
 
@@ -43,11 +46,12 @@ REQUESTS = Instrument(
 OUTPUT_TOKENS = Instrument(
     "tailrace_output_tokens_total", "Output tokens handed to clients' sockets.", ("route", "model")
 )
+ABORT = Instrument("tailrace_abort_seconds", "A reader's close visible to abort acknowledged.", buckets=ABORT_BUCKETS_S)
 IN_FLIGHT = Instrument("tailrace_streams_in_flight", "Open responses.", ("route",))
 STATE = Instrument("tailrace_state", "1 for the state that the process is in.", ("state",))
 SCRIPTED_TOKENS = Instrument("tailrace_scripted_tokens_total", "Tokens made by the scripted engine.")
 
-TABLE = (TTFT, TPOT, REQUESTS, OUTPUT_TOKENS, IN_FLIGHT, STATE, SCRIPTED_TOKENS)
+TABLE = (TTFT, TPOT, REQUESTS, OUTPUT_TOKENS, ABORT, IN_FLIGHT, STATE, SCRIPTED_TOKENS)
 
 
 class Instruments:
@@ -59,6 +63,7 @@ class Instruments:
         self.tpot = Histogram(TPOT.name, TPOT.help, TPOT.labels, registry=registry, buckets=TPOT.buckets)
         self.requests = Counter(REQUESTS.name, REQUESTS.help, REQUESTS.labels, registry=registry)
         self.output_tokens = Counter(OUTPUT_TOKENS.name, OUTPUT_TOKENS.help, OUTPUT_TOKENS.labels, registry=registry)
+        self.abort = Histogram(ABORT.name, ABORT.help, registry=registry, buckets=ABORT.buckets)
         self.in_flight = Gauge(IN_FLIGHT.name, IN_FLIGHT.help, IN_FLIGHT.labels, registry=registry)
         self.state = Gauge(STATE.name, STATE.help, STATE.labels, registry=registry)
         self.scripted_tokens = Counter(SCRIPTED_TOKENS.name, SCRIPTED_TOKENS.help, registry=registry)

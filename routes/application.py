@@ -26,6 +26,7 @@ class HttpSettings:
     """What the application needs to know of the command line."""
 
     keep_alive_s: float = 15.0
+    stall_timeout_s: float = 30.0
     max_body_bytes: int = 8 << 20
     api_keys: Sequence[str] = ()
     access_log: bool = True
@@ -39,7 +40,14 @@ class HttpSettings:
 def build_application(
     supervisor: Supervisor, journal: Journal, instruments: Instruments, settings: HttpSettings
 ) -> Starlette:
-    streams = StreamRoutes(supervisor, journal, instruments, settings.keep_alive_s, settings.max_body_bytes)
+    streams = StreamRoutes(
+        supervisor,
+        journal,
+        instruments,
+        settings.keep_alive_s,
+        settings.stall_timeout_s,
+        settings.max_body_bytes,
+    )
     health = HealthRoutes(supervisor, instruments.registry)
     return Starlette(
         routes=[

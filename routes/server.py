@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from engine.lifecycle import State
 from engine.supervisor import Supervisor
+from routes.connection import EXTENSION, Connection
 from routes.errors import error_body
 from routes.parameters import query_too_long
 
@@ -30,6 +31,9 @@ CLOSE_TIMEOUT_S = 2
 # httptools keeps an address's length in 16 bits.
 MAX_URL_BYTES = 65_535
 
+# Proxies allow 8 to 32 KiB of headers. Unbounded, one client could fill the memory with them.
+MAX_HEADER_BYTES = 64 << 10
+
 
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers, which would close the port before the drain."""
@@ -40,7 +44,29 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """uvicorn's HTTP/1.1, which answers an address that is longer than its parser can take with a bare 400."""
+    """uvicorn's HTTP/1.1, and beside it: the connection in each request's scope, and bounds on address and headers.
+
+    uvicorn bounds neither, and answers an address that is longer than its parser can take with a bare 400.
+    """
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.connection = Connection(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.connection.mark_lost()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {EXTENSION: self.connection}  # type: ignore[dict-item]  # uvicorn knows its own only
+        self.num_header_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.num_header_bytes += len(name) + len(value)
+        if self.num_header_bytes > MAX_HEADER_BYTES:
+            raise ValueError("the headers are too long")
+        super().on_header(name, value)
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -99,8 +125,8 @@ async def _engine_life(supervisor: Supervisor, on_ready: Callable[[], None]) -> 
     """Ends when the engine has died or could not start; the state is `dead` then."""
     try:
         await supervisor.start()
-    except Exception:
-        logger.exception("the engine could not start")
+    except Exception as error:
+        logger.error("the engine could not start: %s", error)
         return
     if supervisor.state is State.READY:
         on_ready()

@@ -1,5 +1,6 @@
 """`/v1/stream`: start a stream and read it; or come back to one, which never starts a second generation."""
 
+import asyncio
 import re
 import time
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.errors import BodyTooLarge, StreamGone
+from engine.errors import BodyTooLarge, InvalidRequest, StreamGone
 from engine.interface import GenerationRequest
 from engine.journal import Journal
 from engine.supervisor import Supervisor
@@ -32,6 +33,7 @@ class StreamRoutes:
     journal: Journal
     instruments: Instruments
     keep_alive_s: float
+    stall_timeout_s: float
     max_body_bytes: int
 
     async def answer(self, request: Request) -> Response:
@@ -51,7 +53,7 @@ class StreamRoutes:
     async def _post(self, request: Request, started_s: float) -> Response:
         if last_event_id := request.headers.get("last-event-id"):
             return self._come_back(last_event_id)
-        body = await _read_body(request, self.max_body_bytes)
+        body = await _read_body(request, self.max_body_bytes, self.stall_timeout_s)
         return await self._stream(request_from_body(parse_body(body)), started_s)
 
     async def _stream(self, generation_request: GenerationRequest, started_s: float) -> Response:
@@ -61,6 +63,7 @@ class StreamRoutes:
             route=ROUTE,
             started_s=started_s,
             keep_alive_s=self.keep_alive_s,
+            stall_timeout_s=self.stall_timeout_s,
             journal=self.journal,
             instruments=self.instruments,
         )
@@ -78,19 +81,26 @@ class StreamRoutes:
         return Response(body + record.farewell, headers=SSE_HEADERS, media_type="text/event-stream")
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+async def _read_body(request: Request, max_bytes: int, stall_timeout_s: float) -> bytes:
     """The body, refused as soon as it is known to be too large.
 
     Raises:
         BodyTooLarge: longer than `max_bytes`, by its declared length or while reading.
+        InvalidRequest: nothing of it came for `stall_timeout_s` (0 waits for ever).
         ClientDisconnect: the client left before it had sent all.
     """
     too_large = BodyTooLarge(f"the body is larger than {max_bytes} bytes", param="body")
     if int(request.headers.get("content-length", "0")) > max_bytes:
         raise too_large
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
+    chunks = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(stall_timeout_s or None):
+                body += await anext(chunks)
+        except StopAsyncIteration:
+            return bytes(body)
+        except TimeoutError:
+            raise InvalidRequest("the rest of the body did not come", param="body") from None
         if len(body) > max_bytes:
             raise too_large
-    return bytes(body)

@@ -6,6 +6,7 @@ Invariant: the response owns its generation. However the response ends — finis
 
 import time
 from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager, nullcontext
 
 import anyio
 from sse_starlette import EventSourceResponse
@@ -17,6 +18,7 @@ from engine.journal import Journal, Passage, StreamRecord
 from metrics.instruments import Instruments
 from metrics.timing import StreamTiming
 from routes import sse
+from routes.connection import Connection, connection_of
 from routes.errors import SSE_HEADERS
 
 
@@ -30,6 +32,7 @@ class TokenStream(EventSourceResponse):
         route: str,
         started_s: float,
         keep_alive_s: float,
+        stall_timeout_s: float,
         journal: Journal,
         instruments: Instruments,
     ) -> None:
@@ -43,6 +46,8 @@ class TokenStream(EventSourceResponse):
         self.generation = generation
         self.outcome = "disconnected"
         self._route = route
+        self._stall_timeout_s = stall_timeout_s
+        self._connection: Connection | None = None
         self._timing = StreamTiming(started_s)
         self._journal = journal
         self._instruments = instruments
@@ -55,10 +60,28 @@ class TokenStream(EventSourceResponse):
         try:
             # Entered here and not in `_events`: that generator never starts when the reader leaves before its turn.
             async with self.generation:
-                await super().__call__(scope, receive, send)
+                self._connection = connection_of(scope)
+                with self._watch_for_stall():
+                    await super().__call__(scope, receive, send)
         finally:
             in_flight.dec()
             self._count()
+
+    def _watch_for_stall(self) -> AbstractContextManager[None]:
+        if self._connection is None:
+            return nullcontext()
+        return self._connection.watched(self._stall_timeout_s, self._on_stalled)
+
+    def _on_stalled(self) -> None:
+        """The reader takes nothing; cutting its connection is what ends a write that waits for it."""
+        self.outcome = "stalled"
+        assert self._connection is not None
+        self._connection.cut()
+
+    @property
+    def _is_reader_gone(self) -> bool:
+        """Two flags that other parties set as soon as they know; costs nothing to look at on every token."""
+        return not self.active or (self._connection is not None and self._connection.lost_s is not None)
 
     async def _events(self) -> AsyncIterator[bytes]:
         """The blocks to write, in order. Resumed when a block was handed to the socket, so a slow reader waits here,
@@ -68,7 +91,7 @@ class TokenStream(EventSourceResponse):
         self._last_write_s = time.perf_counter()
         try:
             async for delta in generation:
-                if not self.active:  # set by the task that listens for the disconnect; costs nothing to read
+                if self._is_reader_gone:
                     return
                 if delta.text:
                     yield sse.token_event(generation.id, generation.num_output_tokens, delta.text)
@@ -77,7 +100,7 @@ class TokenStream(EventSourceResponse):
             self.outcome = error.code
             yield sse.error_event(error)
             return
-        if generation.finish_reason is not None and self.active:
+        if generation.finish_reason is not None and not self._is_reader_gone:
             farewell = self._farewell()
             yield farewell
             self._on_finished(farewell)
@@ -106,7 +129,11 @@ class TokenStream(EventSourceResponse):
 
     async def _on_reader_gone(self, message: Message) -> None:
         """Abort at once, in the listener's own task: the tasks of the response are cancelled only after this."""
+        visible_s = time.perf_counter()
+        if self._connection is not None and self._connection.lost_s is not None:
+            visible_s = self._connection.lost_s
         await self.generation.abort()
+        self._instruments.abort.observe(time.perf_counter() - visible_s)
 
     def _count(self) -> None:
         instruments, labels = self._instruments, (self._route, self.generation.model)

@@ -26,8 +26,12 @@ def flags(model: str) -> tuple[str, ...]:
 
 
 def assert_none_left(children: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(children, timeout=2)
-    assert alive == []
+    """Zombies are gone: what is left of them is for a parent to collect that may be gone itself."""
+
+    def living() -> list[psutil.Process]:
+        return [child for child in children if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
+
+    wait_until(lambda: not living(), 2, "the end of every engine process")
 
 
 def assert_quiet(program: Program) -> None:
@@ -108,3 +112,29 @@ def test_ctrl_c_aborts_the_engine_without_a_server(model: str) -> None:
         assert program.wait(15) == 130
         assert program.text.endswith("aborted\n")
         assert_none_left(children)
+
+
+def test_no_engine_process_outlives_a_parent_that_is_killed(model: str) -> None:
+    with serving(*flags(model)) as program:
+        program.wait_ready()
+        children = [child for child in program.children() if "VLLM" in " ".join(child.cmdline())]
+        assert len(children) >= 2
+        program.process.kill()
+        assert_none_left(children)
+
+
+def test_the_death_of_a_worker_is_the_death_of_the_engine(model: str) -> None:
+    with serving(*flags(model)) as program:
+        program.wait_ready()
+        children = program.children()
+        next(child for child in children if "Worker" in " ".join(child.cmdline())).kill()
+        assert program.wait(20) == 1
+        assert_none_left(children)
+
+
+def test_the_death_of_the_engine_while_it_starts(model: str) -> None:
+    with serving(*flags(model)) as program:
+        wait_until(lambda: any("EngineCore" in " ".join(child.cmdline()) for child in program.children()), 60)
+        next(child for child in program.children() if "EngineCore" in " ".join(child.cmdline())).kill()
+        assert program.wait(30) == 1
+        assert "Traceback" not in program.text

@@ -71,6 +71,7 @@ class Stage:
                 route="/v1/stream",
                 started_s=asyncio.get_running_loop().time(),
                 keep_alive_s=self.keep_alive_s,
+                stall_timeout_s=30,
                 journal=self.journal,
                 instruments=Instruments(self.registry),
             )

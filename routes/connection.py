@@ -1,0 +1,116 @@
+"""The client's connection below ASGI: whether it is still there, and whether its reader takes bytes.
+
+ASGI tells of a disconnect only to a task that waits for it, and nothing of the bytes. uvicorn's protocol class,
+extended in `routes.server`, puts one `Connection` into each request's scope.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import socket
+import struct
+import termios
+import time
+from collections.abc import Callable, Iterator
+
+from starlette.types import Scope
+
+EXTENSION = "tailrace.connection"
+
+# struct tcp_info, linux/tcp.h: `__u64 tcpi_bytes_acked` is 120 bytes in, since Linux 4.1.
+TCP_INFO_BYTES = 128
+BYTES_ACKED_OFFSET = 120
+
+# What the kernel may hold of a stream that it cannot send yet. Its own bound is megabytes: a whole answer would vanish
+# in there, and a reader that takes nothing could not be told from one that has it all. What waits in the engine instead
+# reaches a slow reader in fewer and larger events. As little as HTTP/2 servers use; bytes under way do not count.
+MAX_UNSENT_BYTES = 16 << 10
+
+# A stall is looked for this often a timeout: it is found at most a quarter later than it could be.
+CHECKS_PER_TIMEOUT = 4
+
+
+class Connection:
+    """One client's connection; `lost_s` is when its close became visible, on the clock of `time.perf_counter`."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.lost_s: float | None = None
+        if sock := self._socket():
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
+
+    def mark_lost(self) -> None:
+        self.lost_s = time.perf_counter()
+
+    def cut(self) -> None:
+        """Reset: what is still to be written is dropped, here and in the kernel."""
+        if sock := self._socket():
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.abort()
+
+    def num_bytes_pending(self) -> int:
+        """What was written and has not arrived: in this process's buffer, and in the kernel's."""
+        pending = self._transport.get_write_buffer_size()
+        if sock := self._socket():
+            pending += struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0]
+        return pending
+
+    def num_bytes_taken(self) -> int:
+        """What the reader's side has acknowledged since the connection was made. Only its changes mean something."""
+        sock = self._socket()
+        if sock is None:
+            return -self._transport.get_write_buffer_size()
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+        return int(struct.unpack_from("Q", info, BYTES_ACKED_OFFSET)[0])
+
+    def _socket(self) -> socket.socket | None:
+        sock = self._transport.get_extra_info("socket")
+        return sock if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6) else None
+
+    @contextlib.contextmanager
+    def watched(self, timeout_s: float, on_stall: Callable[[], None]) -> Iterator[None]:
+        """Call `on_stall` once, when bytes have been pending for `timeout_s` and the reader took none of them.
+
+        A slow reader takes some and is left in peace. One timer for the whole stream, nothing per event.
+        """
+        loop = asyncio.get_running_loop()
+        progress = Progress(timeout_s)
+        handle: asyncio.TimerHandle | None = None
+
+        def check() -> None:
+            nonlocal handle
+            if self.lost_s is not None:
+                return
+            if progress.is_stalled(loop.time(), self.num_bytes_pending(), self.num_bytes_taken()):
+                on_stall()
+                return
+            handle = loop.call_later(timeout_s / CHECKS_PER_TIMEOUT, check)
+
+        if timeout_s > 0:
+            check()
+        try:
+            yield
+        finally:
+            if handle is not None:
+                handle.cancel()
+
+
+class Progress:
+    """When the reader last took a byte, or had none to take; pure."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._taken: int | None = None
+        self._since_s = 0.0
+
+    def is_stalled(self, now_s: float, num_bytes_pending: int, num_bytes_taken: int) -> bool:
+        if num_bytes_pending == 0 or num_bytes_taken != self._taken:
+            self._taken, self._since_s = num_bytes_taken, now_s
+            return False
+        return now_s - self._since_s >= self._timeout_s
+
+
+def connection_of(scope: Scope) -> Connection | None:
+    """The request's connection; None under another server than ours."""
+    connection = scope.get("extensions", {}).get(EXTENSION)
+    return connection if isinstance(connection, Connection) else None

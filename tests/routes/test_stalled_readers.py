@@ -1,0 +1,141 @@
+"""Readers that do not read, or read slowly, over real sockets."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from engine.scripted import Script, ScriptedEngine
+from routes.application import HttpSettings
+from routes.connection import Progress
+from tests.event_source import done, joined_text, parse
+from tests.server import RunningServer, running, wait_until
+
+STALL_TIMEOUT_S = 1.0
+TEXT = ["x" * 1000] * 600
+
+
+@pytest.fixture
+def server() -> Iterator[RunningServer]:
+    """600 KB of text, made as fast as it is taken."""
+    with running(
+        ScriptedEngine(Script(TEXT, 0, 0)), HttpSettings(access_log=False, stall_timeout_s=STALL_TIMEOUT_S)
+    ) as server:
+        yield server
+
+
+def ask(server: RunningServer, receive_buffer: int = 4096, query: str = "prompt=x") -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    sock.settimeout(30)
+    sock.connect(("127.0.0.1", server.port))
+    sock.sendall(f"GET /v1/stream?{query} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    return sock
+
+
+def num_stalled(server: RunningServer) -> float:
+    return server.metric("tailrace_requests_total", outcome="stalled")
+
+
+def test_a_reader_that_takes_nothing_is_aborted(server: RunningServer) -> None:
+    assert isinstance(server.engine, ScriptedEngine)
+    with ask(server) as sock:
+        sock.recv(100)
+        took_s = wait_until(lambda: num_stalled(server) == 1, 3 * STALL_TIMEOUT_S, "the stall")
+        assert took_s >= 0.9 * STALL_TIMEOUT_S
+        assert not server.engine.running
+        assert server.num_in_flight == 0
+        with pytest.raises(ConnectionResetError):
+            while sock.recv(65536):
+                pass
+
+
+def test_a_slow_reader_gets_the_complete_text(server: RunningServer) -> None:
+    with ask(server) as sock:
+        body = b""
+        started_s = time.monotonic()
+        while chunk := sock.recv(2048):
+            body += chunk
+            if len(body) < 400_000:
+                threading.Event().wait(0.01)
+        assert time.monotonic() - started_s > 2 * STALL_TIMEOUT_S
+    events = parse(unchunked(body))
+    assert joined_text(events) == "".join(TEXT)
+    assert done(events)["usage"]["completion_tokens"] == len(TEXT)
+    assert num_stalled(server) == 0
+
+
+def test_a_reader_that_waits_for_the_first_token_is_not_stalled() -> None:
+    engine = ScriptedEngine(Script(["a"], 2.0, 0))
+    with running(engine, HttpSettings(access_log=False, stall_timeout_s=0.3)) as server, server.client() as client:
+        assert done(parse(client.get("/v1/stream", params={"prompt": "x"}).content))
+
+
+def test_two_hundred_stalled_readers_cost_little_memory_and_none_stays(server: RunningServer) -> None:
+    process = psutil.Process()
+    with ask(server) as first:
+        first.recv(100)
+        wait_until(lambda: num_stalled(server) == 1, 3 * STALL_TIMEOUT_S)
+    before = process.memory_info().rss
+    readers = [ask(server) for _ in range(200)]
+    wait_until(lambda: server.num_in_flight == 200, 5)
+    peak = 0
+
+    def all_stalled() -> bool:
+        nonlocal peak
+        peak = max(peak, process.memory_info().rss)
+        return num_stalled(server) == 201
+
+    wait_until(all_stalled, 10, "the stall of all")
+    for reader in readers:
+        reader.close()
+    # Per stream 64 KiB of uvicorn's write buffer, and the text of the stream itself, which the journal would keep.
+    assert (peak - before) / 200 < 1 << 20
+    assert server.num_in_flight == 0
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(server: RunningServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(b'POST /v1/stream HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"prompt"')
+        sock.settimeout(10)
+        assert sock.recv(65536).startswith(b"HTTP/1.1 400")
+
+
+def test_headers_without_end_are_refused(server: RunningServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(b"GET /v1/stream?prompt=x HTTP/1.1\r\nHost: x\r\n")
+        with pytest.raises(OSError):  # reset or broken pipe, by how far the sending got
+            for _ in range(10_000):
+                sock.sendall(b"X-Padding: " + b"a" * 1000 + b"\r\n")
+
+
+@pytest.mark.parametrize(
+    ("samples", "stalled_at"),
+    [
+        ([(0, 0, 10), (9, 0, 10), (20, 0, 10)], None),  # nothing to take
+        ([(0, 5, 10), (9, 5, 10), (10, 5, 10)], 10),
+        ([(0, 5, 10), (9, 5, 11), (10, 5, 11), (18, 5, 11), (19, 5, 11)], 19),  # took one, then none
+        ([(0, 0, 10), (98, 0, 10), (100, 5, 10), (107, 5, 10), (108, 5, 10)], 108),
+        ([(0, 5, 10), (9, 0, 10), (12, 5, 10), (18, 5, 10), (19, 5, 10)], 19),  # had all, then stopped
+    ],
+)
+def test_progress_is_any_byte_taken_or_none_to_take(
+    samples: list[tuple[float, int, int]], stalled_at: float | None
+) -> None:
+    progress = Progress(10)
+    found = next((now for now, pending, taken in samples if progress.is_stalled(now, pending, taken)), None)
+    assert found == stalled_at
+
+
+def unchunked(response: bytes) -> bytes:
+    """The body of an HTTP/1.1 response in chunks."""
+    rest = response.partition(b"\r\n\r\n")[2]
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        count = int(size, 16)
+        body, rest = body + rest[:count], rest[count + 2 :]
+    return body
