@@ -33,7 +33,8 @@ class GenerationRequest:
     """One prompt to continue. Exactly one of `prompt` and `messages` is set.
 
     `prompt` is text or token ids, continued as it is; `messages` go through the model's chat template.
-    `prompt_field` is what the caller named that field, for errors.
+    `prompt_field` is what the caller named that field, for errors; `num_bytes` is how large the whole request was when
+    it came, by which an engine tells what it must not prepare on the event loop.
     """
 
     prompt: str | Sequence[int] | None = None
@@ -42,6 +43,7 @@ class GenerationRequest:
     model: str | None = None
     priority: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,7 @@ class StreamRoutes:
         if last_event_id := request.headers.get("last-event-id"):
             return self._come_back(last_event_id)
         body = await _read_body(request, self.max_body_bytes, self.stall_timeout_s)
-        return await self._stream(request_from_body(parse_body(body)), started_s)
+        return await self._stream(request_from_body(parse_body(body), len(body)), started_s)
 
     async def _stream(self, generation_request: GenerationRequest, started_s: float) -> Response:
         generation = await self.supervisor.admit(generation_request)

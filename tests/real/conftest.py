@@ -12,7 +12,7 @@ from routes.application import HttpSettings
 from tests.server import RunningServer, running
 
 # Few enough that a test can fill it and leave a request waiting.
-MAX_NUM_SEQS = 4
+MAX_NUM_SEQS = 12
 
 # Small, so that prompts around the context's length are quick to prefill; still longer than any other test needs.
 MAX_MODEL_LEN = 2048

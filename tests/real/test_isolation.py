@@ -1,0 +1,117 @@
+"""One request cannot stall the others, however large it is."""
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import httpx
+import pytest
+from httpx_sse import connect_sse
+
+from tests.server import RunningServer, wait_until
+
+logger = logging.getLogger("tests")
+
+NUM_STREAMS = 10
+MAX_GAP_S = 0.5
+
+GIANTS = {
+    "a prompt of 8 MiB": json.dumps({"prompt": "word " * ((8 << 20) // 5 - 10)}).encode(),
+    "a prompt of 8 MiB without a space": json.dumps({"prompt": "가" * ((8 << 20) // 6 - 10)}).encode(),
+    "a million token ids": json.dumps({"prompt": [1] * 1_000_000}).encode(),
+    "a chat of 5 MB": json.dumps(
+        {"messages": [{"role": ("user", "assistant")[i % 2], "content": "word " * 16} for i in range(42_000)]}
+    ).encode(),
+    "a message of 5 MB": json.dumps({"messages": [{"role": "user", "content": "word " * 1_000_000}]}).encode(),
+    "a chat of 300,000 parts": b'{"messages":[{"role":"user","content":['
+    + b'{"type":"text","text":"a"},' * 300_000
+    + b"{}]}]}",
+    "2.8 million empty lists": b'{"prompt":[' + b"[]," * 2_790_000 + b"[]]}",
+    "JSON 100,000 deep": b'{"messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "500,000 stop strings": b'{"prompt":"a","stop":[' + b'"x",' * 499_999 + b'"x"]}',
+}  # fmt: skip
+
+
+class Gaps:
+    """The longest silence of each watcher, between its first sign and its last."""
+
+    def __init__(self) -> None:
+        self.longest_s: dict[str, float] = {}
+        self.stop = threading.Event()
+        self.num_watching = 0
+
+    def watch(self, name: str, signs: Iterator[object]) -> None:
+        next(signs)
+        self.num_watching += 1
+        last_s = time.monotonic()
+        self.longest_s[name] = 0.0
+        for _ in signs:
+            now_s = time.monotonic()
+            self.longest_s[name] = max(self.longest_s[name], now_s - last_s)
+            last_s = now_s
+            if self.stop.is_set():
+                return
+
+    def worst(self, prefix: str) -> float:
+        return max(gap_s for name, gap_s in self.longest_s.items() if name.startswith(prefix))
+
+
+def tokens(server: RunningServer) -> Iterator[object]:
+    fields = {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True}
+    with server.client() as client, connect_sse(client, "POST", "/v1/stream", json=fields) as source:
+        yield from source.iter_sse()
+
+
+def probes(server: RunningServer, pause: threading.Event) -> Iterator[object]:
+    with server.client() as client:
+        while True:
+            yield client.get("/healthz").status_code
+            pause.wait(0.05)
+
+
+@contextmanager
+def watched(server: RunningServer) -> Iterator[Gaps]:
+    gaps = Gaps()
+    threads = [
+        threading.Thread(target=gaps.watch, args=(f"stream {number}", tokens(server))) for number in range(NUM_STREAMS)
+    ]
+    threads.append(threading.Thread(target=gaps.watch, args=("probe", probes(server, gaps.stop))))
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: gaps.num_watching == len(threads), 10, "every stream")
+    threading.Event().wait(1.0)
+    gaps.longest_s = dict.fromkeys(gaps.longest_s, 0.0)
+    try:
+        yield gaps
+    finally:
+        gaps.stop.set()
+        for thread in threads:
+            thread.join(10)
+
+
+@pytest.mark.parametrize("name", GIANTS)
+def test_no_stream_and_no_probe_waits_for_a_giant(server: RunningServer, name: str) -> None:
+    with watched(server) as gaps, server.client() as client:
+        started_s = time.monotonic()
+        response = client.post("/v1/stream", content=GIANTS[name])
+        took_s = time.monotonic() - started_s
+        threading.Event().wait(0.3)
+        streams, probe = gaps.worst("stream"), gaps.worst("probe")
+    logger.info(
+        "%s: refused in %.3f s; longest gap of streams %.3f s, of the probe %.3f s", name, took_s, streams, probe
+    )
+    assert response.status_code == 400
+    assert "error" in response.json()
+    assert max(streams, probe) < MAX_GAP_S
+
+
+def test_the_longest_prompt_that_fits_is_no_trouble_either(server: RunningServer, client: httpx.Client) -> None:
+    with watched(server) as gaps:
+        response = client.post("/v1/stream", json={"prompt": "word " * 2000, "max_tokens": 1})
+        streams, probe = gaps.worst("stream"), gaps.worst("probe")
+    logger.info("2,000 tokens: longest gap of streams %.3f s, of the probe %.3f s", streams, probe)
+    assert response.status_code == 200
+    assert max(streams, probe) < MAX_GAP_S
