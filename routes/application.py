@@ -3,17 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from starlette.routing import Route
 
 from engine.errors import TailraceError
 from engine.journal import Journal
 from engine.supervisor import Supervisor
 from metrics.instruments import Instruments
+from routes import openapi
 from routes.errors import UnexpectedFailures, on_client_disconnect, on_http_exception, on_tailrace_error
 from routes.gate import AccessLog, ApiKeyGate
 from routes.health import HealthRoutes
@@ -56,6 +59,7 @@ def build_application(
             Route("/health", health.live),
             Route("/readyz", health.ready),
             Route("/metrics", health.metrics),
+            Route("/openapi.json", openapi_document),
         ],
         middleware=_middleware(settings),
         exception_handlers={
@@ -64,6 +68,10 @@ def build_application(
             ClientDisconnect: on_client_disconnect,
         },
     )
+
+
+async def openapi_document(request: Request) -> Response:
+    return Response(orjson.dumps(openapi.document()), media_type="application/json")
 
 
 def _middleware(settings: HttpSettings) -> list[Middleware]:

@@ -11,17 +11,26 @@ from engine import quiet
 from routes.application import HttpSettings
 from tests.server import RunningServer, running
 
-# Few enough that a test can fill it and leave a request waiting.
-MAX_NUM_SEQS = 12
+# Many streams, and few enough that a test can fill it and leave a request waiting.
+MAX_NUM_SEQS = 32
 
 # Small, so that prompts around the context's length are quick to prefill; still longer than any other test needs.
 MAX_MODEL_LEN = 2048
 
 
+# Running and waiting requests together; one more is refused.
+MAX_NUM_QUEUED_REQS = 48
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
     quiet.set_up_logging()
-    loaded = settings.load(["--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN)])
+    flags = {
+        "--max-num-seqs": MAX_NUM_SEQS,
+        "--max-model-len": MAX_MODEL_LEN,
+        "--max-num-queued-reqs": MAX_NUM_QUEUED_REQS,
+    }
+    loaded = settings.load([str(part) for flag in flags.items() for part in flag])
     from engine.vllm_engine import VllmEngine
 
     engine = VllmEngine(loaded.args, loaded.uses_embedded_model)

@@ -1,13 +1,15 @@
 """Hostile and impossible requests: a 4xx that names the field, in under a second, and the next request is served."""
 
 import time
+from contextlib import ExitStack
 
 import httpx
 import pytest
 
 from tests.event_source import done, parse
-from tests.real.conftest import MAX_MODEL_LEN
-from tests.server import RunningServer
+from tests.real.conftest import MAX_MODEL_LEN, MAX_NUM_QUEUED_REQS
+from tests.routes.test_openapi import attack
+from tests.server import RunningServer, wait_until
 
 BY_QUERY = [
     ("prompt=a&temperature=nan", "temperature"),
@@ -146,6 +148,30 @@ def test_the_length_of_the_context_is_checked_before_the_stream_opens(
         assert response.json()["error"]["param"] in ("prompt", "max_tokens")
     with server.client() as client:
         assert_serves(client)
+
+
+def test_overload_is_said_before_the_stream_opens_and_before_the_prompt_is_looked_at(server: RunningServer) -> None:
+    with ExitStack() as readers, server.client() as client:
+        for _ in range(MAX_NUM_QUEUED_REQS):
+            fields = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True}
+            readers.enter_context(readers.enter_context(server.client()).stream("POST", "/v1/stream", json=fields))
+        for prompt in ("a", "word " * 1_000_000):
+            response = client.post("/v1/stream", json={"prompt": prompt})
+            assert (response.status_code, response.json()["error"]["code"]) == (503, "overloaded")
+            assert int(response.headers["retry-after"]) >= 1
+    with server.client() as client:
+        wait_until(lambda: server.num_in_flight == 0)
+        assert_serves(client)
+
+
+@pytest.mark.timeout(300)
+def test_schemathesis_finds_nothing_on_the_real_engine(
+    server: RunningServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server.engine, "_override_max_tokens", 2)  # or each of its requests is answered at length
+    attack(server, 60)
+    wait_until(lambda: server.num_in_flight == 0)
+    assert_serves(client)
 
 
 def test_a_prompt_far_longer_than_the_context_is_refused_fast(client: httpx.Client) -> None:

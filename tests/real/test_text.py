@@ -6,6 +6,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
+from engine.vllm_engine import OFF_LOOP_BYTES
 from tests.event_source import done, joined_text, parse, token_events
 from tests.real.reference import completion
 from tests.server import RunningServer
@@ -72,6 +73,14 @@ def test_token_ids_are_continued_as_they_are(server: RunningServer, client: http
     events = parse(response.content)
     assert joined_text(events) == expected
     assert done(events)["usage"]["prompt_tokens"] == 5
+
+
+def test_a_request_that_is_prepared_off_the_event_loop_is_answered_the_same(client: httpx.Client) -> None:
+    fields = {"messages": [{"role": "user", "content": "Is water wet?"}], "max_tokens": 12, "temperature": 0}
+    small = json.dumps(fields).encode()
+    large = small[:-1] + b" " * OFF_LOOP_BYTES + b"}"
+    texts = [joined_text(parse(client.post("/v1/stream", content=body).content)) for body in (small, large)]
+    assert texts[0] == texts[1] != ""
 
 
 def test_a_seed_makes_a_stream_repeatable(client: httpx.Client) -> None:
