@@ -12,7 +12,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock'
 
-.PHONY: help install install-test servers serve test check fmt lock clean
+.PHONY: help install install-test servers serve test chaos check fmt lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -45,6 +45,9 @@ serve: install  ## serve the embedded model on port 8000; ARGS="--model X --port
 
 test: install-test  ## run every test; ARGS="-k name" passes flags on to pytest
 	@$(BIN)/python -m pytest $(ARGS)
+
+chaos: install-test  ## ten minutes of clients that leave, stall and lie; CHAOS_SECONDS and CHAOS_SEED change it
+	@CHAOS_SECONDS=$${CHAOS_SECONDS:-600} $(BIN)/python -m pytest tests/chaos --log-cli-level=INFO
 
 check: install-test  ## lint, format and types; changes nothing
 	@$(BIN)/ruff check .

@@ -11,6 +11,7 @@ import pytest
 from engine.scripted import Script, ScriptedEngine
 from routes.application import HttpSettings
 from routes.connection import Progress
+from tests.chaos.storm import unchunked
 from tests.event_source import done, joined_text, parse
 from tests.server import RunningServer, running, wait_until
 
@@ -62,7 +63,7 @@ def test_a_slow_reader_gets_the_complete_text(server: RunningServer) -> None:
             if len(body) < 400_000:
                 threading.Event().wait(0.01)
         assert time.monotonic() - started_s > 2 * STALL_TIMEOUT_S
-    events = parse(unchunked(body))
+    events = parse(unchunked(body.partition(b"\r\n\r\n")[2]))
     assert joined_text(events) == "".join(TEXT)
     assert done(events)["usage"]["completion_tokens"] == len(TEXT)
     assert num_stalled(server) == 0
@@ -128,14 +129,3 @@ def test_progress_is_any_byte_taken_or_none_to_take(
     progress = Progress(10)
     found = next((now for now, pending, taken in samples if progress.is_stalled(now, pending, taken)), None)
     assert found == stalled_at
-
-
-def unchunked(response: bytes) -> bytes:
-    """The body of an HTTP/1.1 response in chunks."""
-    rest = response.partition(b"\r\n\r\n")[2]
-    body = b""
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        count = int(size, 16)
-        body, rest = body + rest[:count], rest[count + 2 :]
-    return body
