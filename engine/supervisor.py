@@ -93,8 +93,8 @@ class Supervisor:
     async def drain(self, timeout_s: float, skip: asyncio.Event) -> None:
         """Refuse new requests, let those in flight finish for `timeout_s` or until `skip` is set, then end the rest."""
         self._lifecycle.advance(State.DRAINING)
+        logger.info("draining: %d streams in flight, at most %g s", len(self.in_flight), timeout_s)
         if self.in_flight:
-            logger.info("draining: %d streams in flight, at most %g s", len(self.in_flight), timeout_s)
             waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, skip)]
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
@@ -116,3 +116,4 @@ class Supervisor:
         await self._engine.stop()
         if self.state is State.DRAINING:
             self._lifecycle.advance(State.STOPPED)
+        logger.info("the engine is stopped")

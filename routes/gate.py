@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import Unauthorized
-from routes.errors import error_response
+from routes.errors import OUTCOME, error_response
 
 logger = logging.getLogger("tailrace.access")
 
@@ -46,7 +46,7 @@ class ApiKeyGate:
 
 
 class AccessLog:
-    """One line a request: method, path without the query (prompts are there), status and duration.
+    """One line a request: method, path without the query (prompts are there), status, how it ended, duration.
 
     uvicorn's own access log writes the query, through a handler of its own; it is off.
     """
@@ -73,4 +73,5 @@ class AccessLog:
             duration_ms = (time.perf_counter() - started_s) * 1000
             # The path may hold anything that a client cares to send; only what prints on one line is written.
             path = scope["path"].encode("unicode_escape").decode()[:256]
-            logger.info("%s %s %d %.1f ms", scope["method"], path, status, duration_ms)
+            outcome = scope.get("state", {}).get(OUTCOME, "completed")
+            logger.info("%s %s %d %s %.1f ms", scope["method"], path, status, outcome, duration_ms)

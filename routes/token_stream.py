@@ -19,7 +19,7 @@ from metrics.instruments import Instruments
 from metrics.timing import StreamTiming
 from routes import sse
 from routes.connection import Connection, connection_of
-from routes.errors import SSE_HEADERS
+from routes.errors import SSE_HEADERS, note_outcome
 
 
 class TokenStream(EventSourceResponse):
@@ -65,6 +65,7 @@ class TokenStream(EventSourceResponse):
                     await super().__call__(scope, receive, send)
         finally:
             in_flight.dec()
+            note_outcome(scope, self.outcome)
             self._count()
 
     def _watch_for_stall(self) -> AbstractContextManager[None]:

@@ -1,6 +1,7 @@
 """The program with a real engine, started as a user does. The model is tiny: what is tested is the process."""
 
 import signal
+import time
 from pathlib import Path
 
 import httpx
@@ -73,10 +74,13 @@ def test_the_death_of_the_engine_ends_streams_and_the_process(model: str) -> Non
             chunks = response.iter_bytes()
             body = next(chunks) + next(chunks)
             next(child for child in children if "EngineCore" in " ".join(child.cmdline())).kill()
+            killed_s = time.monotonic()
             body += b"".join(chunks)
+            assert time.monotonic() - killed_s < 2
         assert (parse(body)[-1].type, parse(body)[-1].json["code"]) == ("error", "engine_dead")
         assert program.wait(20) == 1
         assert_none_left(children)
+        assert "GET /v1/stream 200 engine_dead" in program.text
 
 
 def test_sigterm_while_the_model_loads(model: str) -> None:

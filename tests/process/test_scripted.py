@@ -56,11 +56,13 @@ def test_the_access_log_holds_no_query_and_one_line_a_request() -> None:
     with serving(*SCRIPTED) as program:
         program.wait_ready()
         httpx.get(program.url + "/v1/stream?prompt=canary&max_tokens=1")
+        httpx.get(program.url + "/v1/stream?prompt=canary&max_tokens=0")
         httpx.get(program.url + "/canary%0aINFO%20forged")
         wait_until(lambda: "/canary" in program.text)
         lines = [line for line in program.text.splitlines() if "tailrace.access" in line]
         assert "canary" not in "".join(line for line in lines if "/v1/stream" in line)
-        assert sum("GET /v1/stream 200" in line for line in lines) == 1
+        assert sum("GET /v1/stream 200 completed" in line for line in lines) == 1
+        assert sum("GET /v1/stream 400 invalid_request" in line for line in lines) == 1
         assert not any(line.startswith("INFO forged") for line in program.text.splitlines())
 
 
