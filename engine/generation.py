@@ -28,7 +28,9 @@ class Generation:
         self._source = source
         self._on_close = on_close
         self._aborted = False
-        self._error: TailraceError | None = None
+        self._abort_error: TailraceError | None = None
+        # What every further step of the iteration raises, once there is nothing more to come.
+        self._end: StopAsyncIteration | TailraceError | None = None
 
     def __repr__(self) -> str:
         state = self.finish_reason or ("aborted" if self._aborted else "running")
@@ -59,28 +61,35 @@ class Generation:
             StopAsyncIteration: after the delta with the finish reason, or after `abort()`.
             TailraceError: the engine failed, or `abort(error)` gave this error.
         """
-        if self.finish_reason is not None:
-            raise StopAsyncIteration
-        if not self._aborted:
-            delta = await self._source.next()
-        # Looked at again: the abort may have come while we waited, and its last delta is not the model's.
-        if self._aborted:
-            if self._error is not None:
-                raise self._error
-            raise StopAsyncIteration
+        if self._end is not None:
+            raise self._end
+        delta = await self._source.next()
         if delta.finish_reason in DROPPED:
-            self._aborted = True
-            raise Internal("the engine dropped this request")
+            delta = self._dropped(delta)
+        elif delta.finish_reason is not None:
+            self.finish_reason = delta.finish_reason
+            self._end = StopAsyncIteration()
         self.num_output_tokens += len(delta.token_ids)
-        self.finish_reason = delta.finish_reason
         return delta
 
+    def _dropped(self, delta: Delta) -> Delta:
+        """The request has left the engine unfinished. Text that was made before is still its reader's."""
+        if self._aborted and self._abort_error is None:
+            self._end = StopAsyncIteration()
+            raise self._end
+        self._end = self._abort_error or Internal("the engine dropped this request")
+        if not delta.text:
+            raise self._end
+        return Delta(delta.text, delta.token_ids)
+
     async def abort(self, error: TailraceError | None = None) -> None:
-        """Stop the engine's work on this request at once; whoever iterates gets `error`, or the end.
+        """Stop the engine's work on this request at once.
+
+        Whoever iterates gets the text that was there already and then `error`; without an error, the end.
 
         Does nothing when the generation has finished or was aborted before.
         """
-        if self._aborted or self.finish_reason is not None:
+        if self._aborted or self._end is not None:
             return
-        self._aborted, self._error = True, error
+        self._aborted, self._abort_error = True, error
         await self._source.abort()

@@ -22,7 +22,7 @@ from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.async_llm import AsyncLLM
-from vllm.v1.engine.output_processor import RequestOutputCollector
+from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from engine import embedded_model
 from engine.child_processes import end_child_processes, shield_children_from_ctrl_c
@@ -49,6 +49,7 @@ class VllmSource:
     def __init__(self, llm: AsyncLLM, collector: RequestOutputCollector, num_prompt_tokens: int) -> None:
         self._llm = llm
         self._collector = collector
+        collector.failure = None  # see `_keep_output_before_failure`
         self._num_prompt_tokens = num_prompt_tokens
 
     @property
@@ -57,7 +58,11 @@ class VllmSource:
 
     async def next(self) -> Delta:
         try:
-            output = self._collector.get_nowait() or await self._collector.get()
+            output = self._collector.get_nowait()
+            if output is None:
+                if self._collector.failure is not None:
+                    raise self._collector.failure
+                output = await self._collector.get()
         except Exception as error:
             raise from_vllm(error) from error
         completion = output.outputs[0]
@@ -93,6 +98,7 @@ class VllmEngine:
     async def start(self) -> None:
         self._starting = self._thread.run(self._load)
         self._llm = await self._starting
+        _keep_output_before_failure(self._llm.output_processor)
         # The first call also starts the task that hears of the engine's death.
         await self._llm.get_supported_tasks()
 
@@ -212,6 +218,20 @@ class VllmEngine:
             self._starting.cancel()
         self._off_loop.shutdown(wait=False, cancel_futures=True)
         await asyncio.to_thread(end_child_processes)
+
+
+def _keep_output_before_failure(processor: OutputProcessor) -> None:
+    """When the engine dies, vLLM puts the error in the place of output that a slow reader has not taken. Keep both."""
+    overwrite = processor.propagate_error
+
+    def propagate_error(error: Exception) -> None:
+        late = [state.queue for state in processor.request_states.values() if state.queue.output is not None]
+        kept = [(queue, queue.output) for queue in late]
+        overwrite(error)
+        for queue, output in kept:
+            queue.output, queue.failure = output, error
+
+    processor.propagate_error = propagate_error
 
 
 def _openai_request(request: GenerationRequest, model: str) -> OpenAIRequest:

@@ -32,6 +32,21 @@ async def started(script: Script) -> tuple[Supervisor, ScriptedEngine, list[int]
     return supervisor, engine, made
 
 
+class Dropping:
+    """An engine that drops the request, with `text` made before."""
+
+    num_prompt_tokens = 1
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    async def next(self) -> Delta:
+        return Delta(self._text, range(len(self._text)), "abort")
+
+    async def abort(self) -> None:
+        return None
+
+
 def ask(max_tokens: int | None = None) -> GenerationRequest:
     return GenerationRequest(prompt="one two three", sampling=Sampling(max_tokens=max_tokens))
 
@@ -93,19 +108,33 @@ def test_an_abort_without_an_error_ends_the_iteration() -> None:
 
 
 def test_a_request_that_the_engine_drops_is_an_error_and_not_an_end() -> None:
-    class Dropping:
-        num_prompt_tokens = 1
-
-        async def next(self) -> Delta:
-            return Delta("", (), "abort")
-
-        async def abort(self) -> None:
-            return None
-
     async def work() -> None:
-        async with Generation("id", "model", Dropping(), lambda generation: None) as generation:
+        async with Generation("id", "model", Dropping(""), lambda generation: None) as generation:
             with pytest.raises(Internal):
                 await anext(generation)
+
+    under_deadline(work())
+
+
+@pytest.mark.parametrize("given", [Draining("bye"), None])
+def test_text_that_was_made_before_the_drop_is_still_delivered(given: Draining | None) -> None:
+    async def work() -> None:
+        async with Generation("id", "model", Dropping("late"), lambda generation: None) as generation:
+            if given is not None:
+                await generation.abort(given)
+            assert await anext(generation) == Delta("late", range(4))
+            with pytest.raises(Draining if given else Internal):
+                await anext(generation)
+            assert generation.num_output_tokens == 4
+
+    under_deadline(work())
+
+
+def test_nobody_is_given_text_after_an_abort_without_an_error() -> None:
+    async def work() -> None:
+        async with Generation("id", "model", Dropping("late"), lambda generation: None) as generation:
+            await generation.abort()
+            assert [delta async for delta in generation] == []
 
     under_deadline(work())
 
