@@ -9,10 +9,13 @@ REQUIREMENTS := $(if $(filter cuda,$(SET)),requirements.txt,requirements/cpu.txt
 
 # Everything in the sets is pinned, with all that it needs; --no-deps keeps pip from adding what was left out on purpose.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
+# Debian's packages of the servers that tests use; installed where this is root. Elsewhere those tests are skipped.
+TEST_SERVERS := prometheus
+
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock'
 
-.PHONY: help install install-test servers serve test chaos check fmt lock clean
+.PHONY: help install install-test servers servers serve test chaos bench-latency check fmt lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -28,7 +31,10 @@ install: .venv/$(SET).stamp  ## make .venv and install the pinned packages
 .venv/$(SET).stamp: $(REQUIREMENTS) | .venv/bin/python
 	@echo 'installing $(REQUIREMENTS); the first time this takes a few minutes'
 ifeq ($(SET),cpu)
-	@$(INSTALL) --retries 0 --index-url $(TORCH_CPU_INDEX) "$$(grep '^torch==' $<)" > /dev/null 2>&1 \
+	@$(INSTALL) --retries 0 --index-url $(# Debian's packages of the servers that tests use; installed where this is root. Elsewhere those tests are skipped.
+TEST_SERVERS := prometheus
+
+TORCH_CPU_INDEX) "$$(grep '^torch==' $<)" > /dev/null 2>&1 \
 		|| echo 'PyTorch'"'"'s CPU index does not answer; trying the default index'
 endif
 	@$(INSTALL) -r $<
@@ -43,11 +49,21 @@ install-test: .venv/test.stamp  ## the packages that tests and checks need, too
 serve: install  ## serve the embedded model on port 8000; ARGS="--model X --port 9000" passes flags on
 	@exec $(BIN)/python app.py $(ARGS)
 
-test: install-test  ## run every test; ARGS="-k name" passes flags on to pytest
+servers:
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && ! command -v promtool > /dev/null; then \
+		echo 'installing $(TEST_SERVERS)'; \
+		{ apt-get update -qq && apt-get install -y -qq $(TEST_SERVERS); } > /dev/null 2>&1 \
+			|| echo 'could not install them; the tests that need them are skipped'; \
+	fi
+
+test: install-test servers  ## run every test; ARGS="-k name" passes flags on to pytest
 	@$(BIN)/python -m pytest $(ARGS)
 
 chaos: install-test  ## ten minutes of clients that leave, stall and lie; CHAOS_SECONDS and CHAOS_SEED change it
 	@CHAOS_SECONDS=$${CHAOS_SECONDS:-600} $(BIN)/python -m pytest tests/chaos --log-cli-level=INFO
+
+bench-latency: install-test  ## an answer at once beside one that is streamed; MODEL=… names another model
+	@$(BIN)/python -m bench.latency $(MODEL)
 
 check: install-test  ## lint, format and types; changes nothing
 	@$(BIN)/ruff check .

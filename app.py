@@ -32,9 +32,10 @@ logger = logging.getLogger("tailrace")
 
 def main() -> int:
     """The exit code: 0 after a signal, 1 after the engine's death, 2 for a bad command line."""
-    quiet.set_up_logging()
+    quiet.hold_back()
     settings = settings_module.load(sys.argv[1:])
     args = settings.args
+    quiet.set_up_logging(args.log_format)
     instruments = Instruments(REGISTRY)
     lifecycle = Lifecycle(on_change=instruments.set_state)
 
@@ -54,7 +55,12 @@ def main() -> int:
         sock = server.bind(config)
         logger.info("loading %s; the port is open already", supervisor.model)
         return await server.serve(
-            config, sock, supervisor, args.shutdown_timeout, lambda: announce(settings, supervisor.model)
+            config,
+            sock,
+            supervisor,
+            args.shutdown_timeout,
+            on_ready=lambda: announce(settings, supervisor.model),
+            loop_lag=instruments.loop_lag,
         )
 
     return int(uvloop.run(run()))
@@ -65,7 +71,7 @@ def build_engine(settings: Settings, instruments: Instruments) -> Engine:
     if not settings.is_scripted:
         from engine.vllm_engine import VllmEngine  # imports vLLM
 
-        return VllmEngine(args, uses_embedded_model=settings.uses_embedded_model)
+        return VllmEngine(args, settings.uses_embedded_model, instruments.discarded.labels("after_abort").inc)
     tokens = args.scripted_text or split_words(DEFAULT_TEXT)
     script = Script(tokens, args.scripted_ttft_ms / 1000, args.scripted_itl_ms / 1000)
     names = args.served_model_name or ["scripted"]

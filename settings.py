@@ -62,6 +62,7 @@ OWN_FLAGS = (
     Flag("engine", str, "vllm", "What makes the tokens.", ("vllm", "scripted")),
     Flag("stall-timeout", _non_negative, 30.0, "Seconds that a reader may take no byte; 0 lets it wait for ever."),
     Flag("max-body-bytes", _positive_int, 8 << 20, "The largest request body, in bytes."),
+    Flag("log-format", str, "text", "How the log is written.", ("text", "json")),
     Flag("scripted-ttft-ms", _non_negative, 50.0, "With --engine scripted: time to the first token."),
     Flag("scripted-itl-ms", _non_negative, 20.0, "With --engine scripted: time between tokens."),
     Flag("scripted-text", _script, None, "With --engine scripted: what it says, a text or a JSON list of tokens."),

@@ -26,8 +26,9 @@ INTERRUPTED = 130
 def main(argv: list[str]) -> int:
     if not argv or argv[0].startswith("-"):
         sys.exit('usage: python -m engine "a prompt" [flags of vllm serve]')
-    quiet.set_up_logging()
+    quiet.hold_back()
     settings = settings_module.load(argv[1:])
+    quiet.set_up_logging()
     if settings.is_scripted:
         sys.exit("python -m engine runs a model; for the scripted engine use app.py")
     from engine.vllm_engine import VllmEngine  # imports vLLM

@@ -24,6 +24,7 @@ class Generation:
         self.id = id
         self.model = model
         self.num_output_tokens = 0
+        self.num_untaken_tokens = 0
         self.finish_reason: str | None = None
         self._source = source
         self._on_close = on_close
@@ -35,6 +36,11 @@ class Generation:
     def __repr__(self) -> str:
         state = self.finish_reason or ("aborted" if self._aborted else "running")
         return f"<Generation {self.id} {state} {self.num_prompt_tokens}+{self.num_output_tokens} tokens>"
+
+    @property
+    def phase(self) -> str:
+        """What the engine does for this request: `queued`, `prefill` or `decode`."""
+        return "decode" if self.num_output_tokens else self._source.phase
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -49,6 +55,7 @@ class Generation:
         try:
             await self.abort()
         finally:
+            self.num_untaken_tokens = self._source.take_rest()
             self._on_close(self)
 
     def __aiter__(self) -> Self:

@@ -34,7 +34,8 @@ class GenerationRequest:
 
     `prompt` is text or token ids, continued as it is; `messages` go through the model's chat template.
     `prompt_field` is what the caller named that field, for errors; `num_bytes` is how large the whole request was when
-    it came, by which an engine tells what it must not prepare on the event loop.
+    it came, by which an engine tells what it must not prepare on the event loop. `trace_headers` are W3C's, by which a
+    trace goes on in the engine.
     """
 
     prompt: str | Sequence[int] | None = None
@@ -44,6 +45,7 @@ class GenerationRequest:
     priority: int | None = None
     sampling: Sampling = field(default_factory=Sampling)
     num_bytes: int = 0
+    trace_headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,11 @@ class TokenSource(Protocol):
     @property
     def num_prompt_tokens(self) -> int: ...
 
+    @property
+    def phase(self) -> str:
+        """What the engine does until the first token: `queued` or `prefill`."""
+        ...
+
     async def next(self) -> Delta:
         """Wait for more output; everything made since the last call comes in one delta.
 
@@ -73,6 +80,10 @@ class TokenSource(Protocol):
 
         After `abort` it returns promptly, with whatever delta or error. Cancelling it loses nothing.
         """
+        ...
+
+    def take_rest(self) -> int:
+        """Drop the output that nobody has taken; how many tokens it was."""
         ...
 
     async def abort(self) -> None:

@@ -1,11 +1,13 @@
-"""Says at the start what a person needs, and holds back the rest of what vLLM and its libraries print.
+"""What is printed: a line for each thing that a person or a log collector needs, and not what vLLM's start has to say.
 
-Everything here is a default: whoever sets the variables sees it all, `VLLM_LOGGING_LEVEL=INFO` above all.
+The variables are defaults: whoever sets them sees it all, `VLLM_LOGGING_LEVEL=INFO` above all.
 """
 
 import logging
 import os
 import sys
+
+from pythonjsonlogger.json import JsonFormatter
 
 DEFAULTS = {
     # vLLM reports usage to its makers unless told not to; here it is the user who turns that on.
@@ -22,12 +24,20 @@ DEFAULTS = {
 }
 
 
-def set_up_logging() -> None:
-    """Call before vLLM is imported. Logs go to stderr, a line each."""
+def hold_back() -> None:
+    """Call before vLLM is imported; its processes inherit the variables."""
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+
+
+def set_up_logging(log_format: str = "text") -> None:
+    """Logs go to stderr, a line each: `text` for people, `json` for a collector."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    if log_format == "json":
+        names = {"asctime": "time", "levelname": "level", "name": "logger"}
+        handler.setFormatter(JsonFormatter("%(asctime)s %(levelname)s %(name)s %(message)s", rename_fields=names))
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     for name in ("tailrace", "uvicorn"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]

@@ -74,6 +74,10 @@ class ScriptedSource:
     def num_prompt_tokens(self) -> int:
         return self._num_prompt_tokens
 
+    @property
+    def phase(self) -> str:
+        return "prefill"
+
     async def next(self) -> Delta:
         """The token that is due next, with all others that have become due meanwhile."""
         aborted = await self._wait_until_due()
@@ -114,6 +118,9 @@ class ScriptedSource:
         count = min(count, self._limit - self._position)
         self._due_s = max(self._due_s, now_s - itl_s) + itl_s * count
         return count
+
+    def take_rest(self) -> int:
+        return 0
 
     def interrupt(self) -> None:
         self._interrupted.set()

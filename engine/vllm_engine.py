@@ -7,6 +7,7 @@ Prompts are built, validated and tokenised by vLLM's own serving classes, so tha
 import asyncio
 import logging
 from argparse import Namespace
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -29,6 +30,7 @@ from engine.child_processes import end_child_processes, shield_children_from_ctr
 from engine.engine_thread import EngineThread
 from engine.errors import ContextLength, InvalidRequest, ModelNotFound
 from engine.interface import Delta, GenerationRequest
+from engine.queue_watch import QueueWatch
 from engine.vllm_errors import from_validation, from_vllm
 
 logger = logging.getLogger("tailrace.engine")
@@ -46,11 +48,16 @@ OpenAIRequest: TypeAlias = CompletionRequest | ChatCompletionRequest
 class VllmSource:
     """One request inside `AsyncLLM`, read from its collector, without the generator that `generate` puts around it."""
 
-    def __init__(self, llm: AsyncLLM, collector: RequestOutputCollector, num_prompt_tokens: int) -> None:
+    def __init__(
+        self, llm: AsyncLLM, collector: RequestOutputCollector, num_prompt_tokens: int, queue: QueueWatch
+    ) -> None:
         self._llm = llm
+        self._queue = queue
+        queue.enter(collector.request_id)
         self._collector = collector
         collector.failure = None  # see `_keep_output_before_failure`
         self._num_prompt_tokens = num_prompt_tokens
+        self._has_started = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -66,7 +73,20 @@ class VllmSource:
         except Exception as error:
             raise from_vllm(error) from error
         completion = output.outputs[0]
+        if not self._has_started:
+            self._has_started = True
+            self._queue.leave(self._collector.request_id)
         return Delta(completion.text, completion.token_ids, completion.finish_reason)
+
+    @property
+    def phase(self) -> str:
+        return "queued" if self._queue.is_waiting(self._collector.request_id) else "prefill"
+
+    def take_rest(self) -> int:
+        self._queue.leave(self._collector.request_id)
+        output = self._collector.output
+        self._collector.output = None
+        return 0 if output is None or isinstance(output, Exception) else len(output.outputs[0].token_ids)
 
     async def abort(self) -> None:
         """`AsyncLLM.abort` puts a last output into the collector, which wakes a waiting `next`."""
@@ -75,10 +95,20 @@ class VllmSource:
 
 
 class VllmEngine:
-    """`args` is the namespace of vLLM's own parser; its `model` is filled in when the embedded one is wanted."""
+    """`args` is the namespace of vLLM's own parser; its `model` is filled in when the embedded one is wanted.
 
-    def __init__(self, args: Namespace, uses_embedded_model: bool = False) -> None:
+    `on_late_tokens` hears of tokens that were made for requests that had been aborted, which nobody else ever sees.
+    """
+
+    def __init__(
+        self,
+        args: Namespace,
+        uses_embedded_model: bool = False,
+        on_late_tokens: Callable[[int], None] = lambda count: None,
+    ) -> None:
         self._args = args
+        self._on_late_tokens = on_late_tokens
+        self._queue = QueueWatch()
         self._uses_embedded_model = uses_embedded_model
         self._served_names: list[str] = args.served_model_name or [args.model]
         self._thread = EngineThread()
@@ -99,6 +129,7 @@ class VllmEngine:
         self._starting = self._thread.run(self._load)
         self._llm = await self._starting
         _keep_output_before_failure(self._llm.output_processor)
+        _count_late_tokens(self._llm.output_processor, self._on_late_tokens)
         # The first call also starts the task that hears of the engine's death.
         await self._llm.get_supported_tasks()
 
@@ -107,7 +138,9 @@ class VllmEngine:
             self._args.model = str(embedded_model.prepare())
         shield_children_from_ctrl_c()
         llm = AsyncLLM.from_engine_args(
-            AsyncEngineArgs.from_cli_args(self._args), usage_context=UsageContext.OPENAI_API_SERVER
+            AsyncEngineArgs.from_cli_args(self._args),
+            usage_context=UsageContext.OPENAI_API_SERVER,
+            stat_loggers=None if self._args.disable_log_stats else [self._queue.stat_logger],
         )
         config = llm.model_config
         self._default_sampling = config.get_diff_sampling_param()
@@ -131,6 +164,11 @@ class VllmEngine:
         freeze_gc_heap()
         return llm
 
+    @property
+    def _is_traced(self) -> bool:
+        assert self._llm is not None
+        return self._llm.observability_config.otlp_traces_endpoint is not None
+
     async def submit(self, request: GenerationRequest, request_id: str) -> VllmSource:
         assert self._llm is not None, "submit before start"
         if request.model is not None and request.model not in self._served_names:
@@ -139,12 +177,18 @@ class VllmEngine:
             self._llm.check_admission(request_id=request_id)
             self._refuse_endless(request)
             prompt, num_prompt_tokens, params = await self._prepare_beside(request)
-            collector = await self._llm.add_request(request_id, prompt, params, priority=request.priority or 0)
+            collector = await self._llm.add_request(
+                request_id,
+                prompt,
+                params,
+                priority=request.priority or 0,
+                trace_headers=request.trace_headers if self._is_traced else None,
+            )
         except ValidationError as error:
             raise from_validation(error, request.prompt_field) from error
         except Exception as error:
             raise from_vllm(error, request.prompt_field) from error
-        return VllmSource(self._llm, collector, num_prompt_tokens)
+        return VllmSource(self._llm, collector, num_prompt_tokens, self._queue)
 
     def _refuse_endless(self, request: GenerationRequest) -> None:
         """What has more parts than the context has tokens cannot fit, whatever the parts are; do not look at them."""
@@ -232,6 +276,20 @@ def _keep_output_before_failure(processor: OutputProcessor) -> None:
             queue.output, queue.failure = output, error
 
     processor.propagate_error = propagate_error
+
+
+def _count_late_tokens(processor: OutputProcessor, on_late_tokens: Callable[[int], None]) -> None:
+    """vLLM drops output for requests that it no longer knows, and counts it nowhere. Count it first."""
+    process_outputs = processor.process_outputs
+
+    def counting(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        known = processor.request_states
+        for output in outputs:
+            if output.request_id not in known and output.new_token_ids:
+                on_late_tokens(len(output.new_token_ids))
+        return process_outputs(outputs, *args, **kwargs)
+
+    processor.process_outputs = counting
 
 
 def _openai_request(request: GenerationRequest, model: str) -> OpenAIRequest:

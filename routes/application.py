@@ -18,8 +18,9 @@ from engine.supervisor import Supervisor
 from metrics.instruments import Instruments
 from routes import openapi
 from routes.errors import UnexpectedFailures, on_client_disconnect, on_http_exception, on_tailrace_error
-from routes.gate import AccessLog, ApiKeyGate
+from routes.gate import ApiKeyGate
 from routes.health import HealthRoutes
+from routes.observer import Observer
 from routes.stream import ROUTE as STREAM_ROUTE
 from routes.stream import StreamRoutes
 
@@ -61,7 +62,7 @@ def build_application(
             Route("/metrics", health.metrics),
             Route("/openapi.json", openapi_document),
         ],
-        middleware=_middleware(settings),
+        middleware=_middleware(supervisor.model, instruments, settings),
         exception_handlers={
             TailraceError: on_tailrace_error,
             HTTPException: on_http_exception,
@@ -74,11 +75,17 @@ async def openapi_document(request: Request) -> Response:
     return Response(orjson.dumps(openapi.document()), media_type="application/json")
 
 
-def _middleware(settings: HttpSettings) -> list[Middleware]:
-    """Outermost first: the log sees every answer, and CORS is on refusals too."""
-    stack = []
-    if settings.access_log:
-        stack.append(Middleware(AccessLog, unlogged_paths=settings.unlogged_paths))
+def _middleware(model: str, instruments: Instruments, settings: HttpSettings) -> list[Middleware]:
+    """Outermost first: the observer sees every answer, and CORS is on refusals too."""
+    stack = [
+        Middleware(
+            Observer,
+            model=model,
+            instruments=instruments,
+            log=settings.access_log,
+            unlogged_paths=settings.unlogged_paths,
+        )
+    ]
     if settings.allowed_origins:
         stack.append(
             Middleware(

@@ -11,26 +11,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import Internal, InvalidRequest, MethodNotAllowed, NotFound, StreamGone, TailraceError
 from routes import sse
+from routes.request_record import record_of
 
 logger = logging.getLogger("tailrace")
 
 # nginx's word for a client that left before its answer. Nobody receives it; it is for the log.
 CLIENT_CLOSED_REQUEST = 499
 
-# Where in a scope's state the word is that says how a request ended: of the error table, or of the ways a stream ends.
-OUTCOME = "tailrace.outcome"
-
 SSE_HEADERS = {"Cache-Control": "no-store, no-transform", "X-Accel-Buffering": "no"}
-
-
-def note_outcome(scope: Scope, outcome: str) -> None:
-    """Leave word, for the access log, of how the request ended."""
-    scope.setdefault("state", {})[OUTCOME] = outcome
 
 
 def error_response(scope: Scope, error: TailraceError) -> Response:
     """What the caller gets when nothing was sent yet."""
-    note_outcome(scope, error.code)
+    record_of(scope).outcome = error.code
     if _wants_event(scope) and not isinstance(error, StreamGone):
         return Response(_single_error_event(error), 200, SSE_HEADERS, media_type="text/event-stream")
     headers = {"Cache-Control": "no-store"}
@@ -91,7 +84,7 @@ async def on_http_exception(request: Request, error: Exception) -> Response:
 
 async def on_client_disconnect(request: Request, error: Exception) -> Response:
     assert isinstance(error, ClientDisconnect)
-    note_outcome(request.scope, "disconnected")
+    record_of(request.scope).outcome = "disconnected"
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 

@@ -13,12 +13,14 @@ import socket
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from prometheus_client import Histogram
 from sse_starlette.sse import AppStatus
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from engine.lifecycle import State
 from engine.supervisor import Supervisor
+from metrics.loop_lag import measure_loop_lag
 from routes.connection import EXTENSION, Connection
 from routes.errors import error_body
 from routes.parameters import query_too_long
@@ -97,6 +99,7 @@ async def serve(
     supervisor: Supervisor,
     shutdown_timeout_s: float,
     on_ready: Callable[[], None],
+    loop_lag: Histogram,
 ) -> int:
     """Serve until a signal or the engine's death. Returns the exit code of the process: 1 after a death, else 0.
 
@@ -108,11 +111,12 @@ async def serve(
     http = asyncio.create_task(server.serve(sockets=[sock]), name="http")
     stop = asyncio.create_task(stop_asked.wait(), name="stop")
     life = asyncio.create_task(_engine_life(supervisor, on_ready), name="engine")
+    lag = asyncio.create_task(measure_loop_lag(loop_lag), name="loop lag")
     try:
         await asyncio.wait([stop, life], return_when=asyncio.FIRST_COMPLETED)
         if not life.done():
             await supervisor.drain(shutdown_timeout_s, skip_drain)
-        for task in (stop, life):
+        for task in (stop, life, lag):
             task.cancel()
         await supervisor.stop()
     finally:

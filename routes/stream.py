@@ -2,8 +2,7 @@
 
 import asyncio
 import re
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sse_starlette import EventSourceResponse
 from starlette.requests import Request
@@ -21,6 +20,9 @@ from routes.token_stream import TokenStream
 
 ROUTE = "/v1/stream"
 
+# W3C Trace Context: what a caller's trace goes on by.
+TRACE_HEADERS = ("traceparent", "tracestate")
+
 # An event id as `sse` writes it: the stream's id, and how many tokens its reader has.
 EVENT_ID = re.compile(r"([A-Za-z0-9_-]{22}):([0-9]{1,9})")
 
@@ -37,31 +39,29 @@ class StreamRoutes:
     max_body_bytes: int
 
     async def answer(self, request: Request) -> Response:
-        started_s = time.perf_counter()
         if request.method == "HEAD":
             return EventSourceResponse(iter(()), headers=SSE_HEADERS)  # which starts nothing on HEAD
         if request.method == "POST":
-            return await self._post(request, started_s)
-        return await self._get(request, started_s)
+            return await self._post(request)
+        return await self._get(request)
 
-    async def _get(self, request: Request, started_s: float) -> Response:
+    async def _get(self, request: Request) -> Response:
         fields = parse_query(request.scope["query_string"])
         if last_event_id := request.headers.get("last-event-id") or fields.get("lastEventId"):
             return self._come_back(last_event_id)
-        return await self._stream(request_from_query(fields), started_s)
+        return await self._stream(request, request_from_query(fields))
 
-    async def _post(self, request: Request, started_s: float) -> Response:
+    async def _post(self, request: Request) -> Response:
         if last_event_id := request.headers.get("last-event-id"):
             return self._come_back(last_event_id)
         body = await _read_body(request, self.max_body_bytes, self.stall_timeout_s)
-        return await self._stream(request_from_body(parse_body(body), len(body)), started_s)
+        return await self._stream(request, request_from_body(parse_body(body), len(body)))
 
-    async def _stream(self, generation_request: GenerationRequest, started_s: float) -> Response:
-        generation = await self.supervisor.admit(generation_request)
+    async def _stream(self, request: Request, wanted: GenerationRequest) -> Response:
+        trace = {name: request.headers[name] for name in TRACE_HEADERS if name in request.headers}
+        generation = await self.supervisor.admit(replace(wanted, trace_headers=trace))
         return TokenStream(
             generation,
-            route=ROUTE,
-            started_s=started_s,
             keep_alive_s=self.keep_alive_s,
             stall_timeout_s=self.stall_timeout_s,
             journal=self.journal,
@@ -74,7 +74,9 @@ class StreamRoutes:
         record = self.journal.find(match[1]) if match else None
         missing = record.text_after(int(match[2])) if match and record else None
         if record is None or missing is None:
+            self.instruments.resumes.labels("gone").inc()
             raise StreamGone("there is no such stream to come back to")
+        self.instruments.resumes.labels("replayed").inc()
         if int(last_event_id.rpartition(":")[2]) == record.num_tokens:
             return Response(status_code=204)
         body = sse.token_event(record.id, record.num_tokens, missing) if missing else b""

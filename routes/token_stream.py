@@ -1,7 +1,7 @@
 """The response under every native stream: deltas of one generation in, events out.
 
 Invariant: the response owns its generation. However the response ends — finished, failed, left by its reader, cancelled
-— the engine has forgotten the request when the call returns, and the request was counted once.
+— the engine has forgotten the request when the call returns, and the request's record says how it ended.
 """
 
 import time
@@ -19,18 +19,18 @@ from metrics.instruments import Instruments
 from metrics.timing import StreamTiming
 from routes import sse
 from routes.connection import Connection, connection_of
-from routes.errors import SSE_HEADERS, note_outcome
+from routes.errors import SSE_HEADERS
+from routes.request_record import record_of, route_of
+from routes.stream_meter import StreamMeter
 
 
 class TokenStream(EventSourceResponse):
-    """Streams `generation`; `started_s` is when the request had been read, on the clock of `time.perf_counter`."""
+    """Streams `generation`."""
 
     def __init__(
         self,
         generation: Generation,
         *,
-        route: str,
-        started_s: float,
         keep_alive_s: float,
         stall_timeout_s: float,
         journal: Journal,
@@ -45,28 +45,28 @@ class TokenStream(EventSourceResponse):
         )
         self.generation = generation
         self.outcome = "disconnected"
-        self._route = route
         self._stall_timeout_s = stall_timeout_s
         self._connection: Connection | None = None
-        self._timing = StreamTiming(started_s)
         self._journal = journal
         self._instruments = instruments
         self._passages: list[Passage] = []
-        self._last_write_s = started_s
+        self._last_write_s = time.perf_counter()
+        self._timing = StreamTiming(0.0)
+        self._meter: StreamMeter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        in_flight = self._instruments.in_flight.labels(self._route)
-        in_flight.inc()
+        record = record_of(scope)
+        self._connection = connection_of(scope)
+        self._timing = StreamTiming(record.started_s)
+        self._meter = StreamMeter(self._instruments, route_of(scope), self.generation, self._timing)
         try:
-            # Entered here and not in `_events`: that generator never starts when the reader leaves before its turn.
-            async with self.generation:
-                self._connection = connection_of(scope)
-                with self._watch_for_stall():
+            with self._meter.open(), self._watch_for_stall():
+                # Entered here and not in `_events`: that generator never starts when the reader leaves before its turn.
+                async with self.generation:
                     await super().__call__(scope, receive, send)
         finally:
-            in_flight.dec()
-            note_outcome(scope, self.outcome)
-            self._count()
+            record.outcome = self.outcome
+            self._meter.close(record)
 
     def _watch_for_stall(self) -> AbstractContextManager[None]:
         if self._connection is None:
@@ -109,7 +109,7 @@ class TokenStream(EventSourceResponse):
     def _on_token_written(self, text: str) -> None:
         now_s = self._last_write_s = time.perf_counter()
         num_tokens = self.generation.num_output_tokens
-        self._timing.on_write(now_s, num_tokens)
+        self._meter.on_token_written(now_s, num_tokens)
         self._passages.append(Passage(num_tokens, text))
 
     def _farewell(self) -> bytes:
@@ -126,25 +126,19 @@ class TokenStream(EventSourceResponse):
     def _on_finished(self, farewell: bytes) -> None:
         self.outcome = "completed"
         generation = self.generation
+        self._meter.on_all_delivered()
         self._journal.keep(StreamRecord(generation.id, self._passages, generation.num_output_tokens, farewell))
 
     async def _on_reader_gone(self, message: Message) -> None:
         """Abort at once, in the listener's own task: the tasks of the response are cancelled only after this."""
+        phase = self.generation.phase
         visible_s = time.perf_counter()
         if self._connection is not None and self._connection.lost_s is not None:
             visible_s = self._connection.lost_s
         await self.generation.abort()
         self._instruments.abort.observe(time.perf_counter() - visible_s)
-
-    def _count(self) -> None:
-        instruments, labels = self._instruments, (self._route, self.generation.model)
-        timing = self._timing
-        if timing.ttft_s is not None:
-            instruments.ttft.labels(*labels).observe(timing.ttft_s)
-        if timing.tpot_s is not None:
-            instruments.tpot.labels(*labels).observe(timing.tpot_s)
-        instruments.output_tokens.labels(*labels).inc(timing.num_tokens)
-        instruments.requests.labels(*labels, self.outcome).inc()
+        if self.outcome == "disconnected":
+            self._instruments.disconnects.labels(phase).inc()
 
     async def _ping(self, send: Send) -> None:
         """Replaces sse-starlette's, which sends a comment every interval, however busy the stream is."""

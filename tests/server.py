@@ -21,6 +21,7 @@ from engine.journal import MemoryJournal
 from engine.lifecycle import Lifecycle
 from engine.supervisor import Supervisor
 from metrics.instruments import Instruments
+from metrics.loop_lag import measure_loop_lag
 from routes import server
 from routes.application import HttpSettings, build_application
 
@@ -72,10 +73,10 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running(
-    engine: Engine, settings: HttpSettings | None = None, registry: CollectorRegistry | None = None
+    engine: Engine, settings: HttpSettings | None = None, instruments: Instruments | None = None
 ) -> Iterator[RunningServer]:
     """Start `engine` and a server over it; stop both at the end."""
-    instruments = Instruments(registry or CollectorRegistry())
+    instruments = instruments or Instruments(CollectorRegistry())
     lifecycle = Lifecycle(on_change=instruments.set_state)
     ready = threading.Event()
     made: list[RunningServer] = []
@@ -90,6 +91,7 @@ def running(
         sock = socket.create_server(("127.0.0.1", 0))
         http = uvicorn.Server(config)
         serving = asyncio.create_task(http.serve(sockets=[sock]))
+        lag = asyncio.create_task(measure_loop_lag(instruments.loop_lag))
         await supervisor.start()
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         stops.append(lambda: loop.call_soon_threadsafe(stop.set))
@@ -99,6 +101,7 @@ def running(
         if supervisor.is_alive:
             await supervisor.drain(0, asyncio.Event())
         await supervisor.stop()
+        lag.cancel()
         http.should_exit = True
         await serving
 

@@ -36,9 +36,13 @@ class Dropping:
     """An engine that drops the request, with `text` made before."""
 
     num_prompt_tokens = 1
+    phase = "prefill"
 
     def __init__(self, text: str) -> None:
         self._text = text
+
+    def take_rest(self) -> int:
+        return 0
 
     async def next(self) -> Delta:
         return Delta(self._text, range(len(self._text)), "abort")

@@ -11,6 +11,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from engine.errors import EngineDead
+from engine.queue_watch import QueueWatch
 from engine.vllm_engine import VllmSource, _keep_output_before_failure
 
 
@@ -33,7 +34,7 @@ class Processor:
 def test_output_that_a_slow_reader_has_not_taken_comes_before_the_error() -> None:
     async def run() -> None:
         collectors = [RequestOutputCollector(RequestOutputKind.DELTA, str(number)) for number in range(2)]
-        slow, waiting = (VllmSource(None, collector, 1) for collector in collectors)
+        slow, waiting = (VllmSource(None, collector, 1, QueueWatch()) for collector in collectors)
         processor = Processor(collectors)
         _keep_output_before_failure(processor)
         reading = asyncio.create_task(waiting.next())

@@ -66,6 +66,22 @@ def test_the_access_log_holds_no_query_and_one_line_a_request() -> None:
         assert not any(line.startswith("INFO forged") for line in program.text.splitlines())
 
 
+def test_a_json_log_has_the_parts_of_a_request_as_fields() -> None:
+    with serving(*SCRIPTED, "--log-format", "json") as program:
+        program.wait_ready()
+        httpx.get(program.url + "/v1/stream?prompt=x&max_tokens=3", headers={"X-Request-Id": "mine"})
+        wait_until(lambda: "mine" in program.text)
+        entries = [json.loads(line) for line in program.text.splitlines()]
+        [request] = [entry["request"] for entry in entries if entry.get("request", {}).get("id") == "mine"]
+        assert {name: request[name] for name in ("method", "path", "route", "status", "outcome", "output_tokens")} == {
+            "method": "GET", "path": "/v1/stream", "route": "/v1/stream", "status": 200, "outcome": "completed",
+            "output_tokens": 3,
+        }  # fmt: skip
+        assert request["ttft_ms"] > 0
+        assert request["tpot_ms"] > 0
+        assert request["duration_ms"] > request["ttft_ms"]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_idle_process_ends_at_once_with_0(number: signal.Signals) -> None:
     with serving(*SCRIPTED) as program:

@@ -8,6 +8,7 @@ from prometheus_client import REGISTRY
 
 import settings
 from engine import quiet
+from metrics.instruments import Instruments
 from routes.application import HttpSettings
 from tests.server import RunningServer, running
 
@@ -24,7 +25,7 @@ MAX_NUM_QUEUED_REQS = 48
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[RunningServer]:
-    quiet.set_up_logging()
+    quiet.hold_back()
     flags = {
         "--max-num-seqs": MAX_NUM_SEQS,
         "--max-model-len": MAX_MODEL_LEN,
@@ -33,8 +34,9 @@ def server() -> Iterator[RunningServer]:
     loaded = settings.load([str(part) for flag in flags.items() for part in flag])
     from engine.vllm_engine import VllmEngine
 
-    engine = VllmEngine(loaded.args, loaded.uses_embedded_model)
-    with running(engine, HttpSettings(access_log=False), REGISTRY) as server:
+    instruments = Instruments(REGISTRY)
+    engine = VllmEngine(loaded.args, loaded.uses_embedded_model, instruments.discarded.labels("after_abort").inc)
+    with running(engine, HttpSettings(access_log=False), instruments) as server:
         yield server
 
 

@@ -1,8 +1,10 @@
 """The response alone, called with a `receive` and a `send` written by hand, under a deadline."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +17,11 @@ from engine.lifecycle import Lifecycle
 from engine.scripted import Script, ScriptedEngine
 from engine.supervisor import Supervisor
 from metrics.instruments import Instruments
+from routes.request_record import KEY, RequestRecord
 from routes.token_stream import TokenStream
 from tests.event_source import done, parse, token_events
 
+ROUTE = SimpleNamespace(path="/v1/stream")
 SCOPE = {"type": "http", "method": "GET", "path": "/v1/stream", "query_string": b"", "headers": []}
 
 
@@ -68,15 +72,15 @@ class Stage:
             request = GenerationRequest(prompt="a", sampling=Sampling(max_tokens=max_tokens))
             response = TokenStream(
                 await supervisor.admit(request),
-                route="/v1/stream",
-                started_s=asyncio.get_running_loop().time(),
                 keep_alive_s=self.keep_alive_s,
                 stall_timeout_s=30,
                 journal=self.journal,
                 instruments=Instruments(self.registry),
             )
             self.response = response
-            await response(SCOPE, reader.receive, reader.send)
+            record = RequestRecord("id", time.perf_counter())
+            await response(SCOPE | {"state": {KEY: record}, "route": ROUTE}, reader.receive, reader.send)
+            self.record = record
         return supervisor
 
     def count(self, count: int) -> None:
@@ -99,9 +103,11 @@ def test_a_stream_is_start_tokens_done_marker() -> None:
         assert [event.type for event in events] == ["start", *["message"] * 5, "done", "message"]
         assert [event.id for event in events] == [f"{stream_id}:{n}" for n in (0, 1, 2, 3, 4, 5, 5, 5)]
         assert done(events)["usage"] == {"prompt_tokens": 1, "completion_tokens": 5, "total_tokens": 6}
-        assert stage.value("tailrace_requests_total", outcome="completed") == 1
-        assert stage.value("tailrace_time_to_first_token_seconds_count") == 1
-        assert stage.value("tailrace_time_per_output_token_seconds_count") == 1
+        assert stage.record.outcome == "completed"
+        assert stage.record.ttft_s is not None
+        assert stage.record.tpot_s is not None
+        assert stage.value("tailrace_inter_token_latency_seconds_count") == 4
+        assert stage.value("tailrace_prompt_tokens_total") == 1
         assert stage.value("tailrace_output_tokens_total") == 5
         assert stage.registry.get_sample_value("tailrace_streams_in_flight", {"route": "/v1/stream"}) == 0
         assert len(stage.journal) == 1
@@ -152,7 +158,7 @@ def test_a_reader_that_leaves_stops_the_engine(script: Script) -> None:
         assert not supervisor.in_flight
         assert not stage.engine.running
         assert stage.made <= 3 + 2
-        assert stage.value("tailrace_requests_total", outcome="disconnected") == 1
+        assert stage.record.outcome == "disconnected"
         assert len(stage.journal) == 0
 
     asyncio.run(run())
@@ -163,7 +169,8 @@ def test_a_reader_that_leaves_before_the_first_token_stops_the_engine() -> None:
         reader, stage = Reader(lambda body: True), Stage(Script(words(5), 60, 0))
         supervisor = await stage.play(reader)
         assert (stage.made, supervisor.in_flight) == (0, set())
-        assert stage.value("tailrace_time_to_first_token_seconds_count") is None
+        assert stage.record.ttft_s is None
+        assert stage.registry.get_sample_value("tailrace_disconnects_total", {"phase": "prefill"}) == 1
 
     asyncio.run(run())
 
@@ -240,7 +247,7 @@ def test_an_engine_that_dies_ends_the_stream_with_an_error_event() -> None:
         assert [event.type for event in events] == ["start", "message", "message", "message", "error"]
         assert events[-1].json == {"code": "engine_dead", "message": "the engine has died", "retryable": True}
         assert b"[DONE]" not in reader.body
-        assert stage.value("tailrace_requests_total", outcome="engine_dead") == 1
+        assert stage.record.outcome == "engine_dead"
 
     asyncio.run(run())
 
@@ -277,8 +284,6 @@ def test_timing_in_the_last_event_is_that_of_the_metrics() -> None:
         await stage.play(reader)
         timing: Any = done(parse(reader.body))["timing"]
         assert timing["tpot_ms"] == pytest.approx(20, abs=8)
-        assert stage.value("tailrace_time_per_output_token_seconds_sum") == pytest.approx(
-            timing["tpot_ms"] / 1000, abs=1e-4
-        )
+        assert stage.record.tpot_s == pytest.approx(timing["tpot_ms"] / 1000, abs=1e-4)
 
     asyncio.run(run())
