@@ -61,7 +61,7 @@ def prometheus(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) 
     def is_scraping() -> bool:
         try:
             return found.query("up") != [] and found.value("up") == 1
-        except httpx.TransportError:
+        except (httpx.TransportError, json.JSONDecodeError):  # not there yet, or not ready
             return False
 
     try:

@@ -111,4 +111,6 @@ def test_ttft_and_tpot_are_on_metrics_with_those_of_vllm(server: RunningServer, 
     client.get("/v1/stream", params={"prompt": "hi", "max_tokens": "5", "ignore_eos": "true"})
     after = [server.metric(name, route="/v1/stream", model="smollm2-135m-instruct") for name in names]
     assert [b - a for a, b in zip(before, after, strict=True)] == [1, 1]
-    assert server.metric("vllm:generation_tokens_total") > 0
+    for accept in ("", "application/openmetrics-text; version=1.0.0"):
+        text = client.get("/metrics", headers={"Accept": accept}).text
+        assert "\nvllm:generation_tokens_total{" in text
