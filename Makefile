@@ -31,10 +31,7 @@ install: .venv/$(SET).stamp  ## make .venv and install the pinned packages
 .venv/$(SET).stamp: $(REQUIREMENTS) | .venv/bin/python
 	@echo 'installing $(REQUIREMENTS); the first time this takes a few minutes'
 ifeq ($(SET),cpu)
-	@$(INSTALL) --retries 0 --index-url $(# Debian's packages of the servers that tests use; installed where this is root. Elsewhere those tests are skipped.
-TEST_SERVERS := prometheus
-
-TORCH_CPU_INDEX) "$$(grep '^torch==' $<)" > /dev/null 2>&1 \
+	@$(INSTALL) --retries 0 --index-url $(TORCH_CPU_INDEX) "$$(grep '^torch==' $<)" > /dev/null 2>&1 \
 		|| echo 'PyTorch'"'"'s CPU index does not answer; trying the default index'
 endif
 	@$(INSTALL) -r $<

@@ -1,20 +1,27 @@
 """The program with a real engine, started as a user does. The model is tiny: what is tested is the process."""
 
+import contextlib
+import http.server
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests import tiny_model
 from tests.event_source import done, parse
-from tests.process.program import Program, serving, started
+from tests.process.program import Program, free_port, serving, started
 from tests.server import wait_until
 
 # Slow enough to be in flight when a signal comes, short enough to be drained.
 LONG = "/v1/stream?prompt=x&ignore_eos=true&max_tokens=1500"
+CANARY_LONG = LONG.replace("prompt=x", "prompt=canary")
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +71,28 @@ def test_from_an_open_port_to_ctrl_c_with_a_stream_in_flight(model: str) -> None
         assert program.wait(15) == 0
         assert_none_left(children)
         assert "Traceback" not in program.text
+
+
+def test_what_clients_send_is_in_no_output_of_any_process(model: str) -> None:
+    """On 200, 400, an abort and the engine's death; as JSON, where every field of a record would show."""
+    with serving(*flags(model), "--log-format", "json") as program:
+        program.wait_ready()
+        assert httpx.get(program.url + "/v1/stream?prompt=canary&max_tokens=3").status_code == 200
+        assert httpx.get(program.url + "/v1/stream?prompt=canary&temperature=9").status_code == 400
+        assert httpx.post(program.url + "/v1/stream", content=b'{"prompt":"canary').status_code == 400
+        with httpx.stream("GET", program.url + CANARY_LONG, timeout=30) as response:
+            chunks = response.iter_bytes()
+            next(chunks)
+        metrics = httpx.get(program.url + "/metrics").text
+        with httpx.stream("GET", program.url + CANARY_LONG, timeout=30) as response:
+            chunks = response.iter_bytes()
+            body = next(chunks)
+            next(child for child in program.children() if "EngineCore" in " ".join(child.cmdline())).kill()
+            body += b"".join(chunks)
+        assert program.wait(20) == 1
+        assert b"engine_dead" in body
+        assert program.text.count('"outcome"') >= 5
+        assert "canary" not in program.text + metrics
 
 
 def test_the_death_of_the_engine_ends_streams_and_the_process(model: str) -> None:
@@ -142,3 +171,44 @@ def test_the_death_of_the_engine_while_it_starts(model: str) -> None:
         next(child for child in program.children() if "EngineCore" in " ".join(child.cmdline())).kill()
         assert program.wait(30) == 1
         assert "Traceback" not in program.text
+
+
+def test_the_trace_of_a_caller_goes_on_in_vllm(model: str) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    port = free_port()
+    env = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf", "OTEL_BSP_SCHEDULE_DELAY": "200"}
+    with span_collector() as (endpoint, spans):
+        command = ("app.py", "--port", str(port), *flags(model), "--otlp-traces-endpoint", endpoint)
+        with started(*command, port=port, env=env) as program:
+            program.wait_ready()
+            headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01"}
+            httpx.get(program.url + "/v1/stream?prompt=x&max_tokens=3", headers=headers)
+            wait_until(lambda: any(span.trace_id.hex() == trace_id for span in spans), 10, "a span of that trace")
+            program.signal_group(signal.SIGTERM)
+            assert program.wait(15) == 0
+
+
+@contextlib.contextmanager
+def span_collector() -> Iterator[tuple[str, list[Any]]]:
+    """An OTLP collector over HTTP: its address, and the spans that it was sent."""
+    spans: list[Any] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            export = ExportTraceServiceRequest()
+            export.ParseFromString(self.rfile.read(int(self.headers["content-length"])))
+            for resource in export.resource_spans:
+                for scope in resource.scope_spans:
+                    spans.extend(scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            return None
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as collector:
+        thread = threading.Thread(target=collector.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{collector.server_address[1]}/v1/traces", spans
+        collector.shutdown()
+        thread.join()
