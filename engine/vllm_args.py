@@ -15,9 +15,9 @@ from engine import embedded_model
 # CPU is 92 % of the memory, and it refuses to start where that much is not free.
 EMBEDDED_KV_CACHE_BYTES = 1 << 30
 
-# How many tokens of a prompt the embedded model takes in one step on the CPU: a quarter of a second. vLLM's default of
-# 2,048 would silence every other stream for two seconds while a long prompt comes in.
-EMBEDDED_MAX_NUM_BATCHED_TOKENS = 256
+# How many tokens the embedded model takes in one step on the CPU: a quarter of a second. vLLM's default of 2,048 would
+# silence every other stream for two seconds while a long prompt comes in. More than its 128 requests at once.
+EMBEDDED_MAX_NUM_BATCHED_TOKENS = 160
 
 # Flags of `vllm serve` that name something this program does not have. Said aloud, because they would be ignored.
 WITHOUT_EFFECT = (

@@ -54,6 +54,19 @@ class Program:
     def children(self) -> list[psutil.Process]:
         return psutil.Process(self.process.pid).children(recursive=True)
 
+    def child(self, title: str) -> psutil.Process | None:
+        """The child with `title` in its command line; processes come and go while one looks."""
+        for child in self.children():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if title in " ".join(child.cmdline()):
+                    return child
+        return None
+
+    def kill_child(self, title: str) -> None:
+        child = self.child(title)
+        assert child is not None, f"there is no process {title}"
+        child.kill()
+
     def signal_group(self, number: signal.Signals) -> None:
         """What a terminal does on Ctrl-C: to the program and all that is still in its process group."""
         os.killpg(self.process.pid, number)
