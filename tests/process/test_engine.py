@@ -19,9 +19,12 @@ from tests.event_source import done, parse
 from tests.process.program import Program, free_port, serving, started
 from tests.server import wait_until
 
-# Slow enough to be in flight when a signal comes, short enough to be drained.
+# Long enough to be in flight when a signal comes, short enough to be drained.
 LONG = "/v1/stream?prompt=x&ignore_eos=true&max_tokens=1500"
-CANARY_LONG = LONG.replace("prompt=x", "prompt=canary")
+
+# Longer than any pause that a busy machine makes before a test kills what it wants to kill.
+ENDLESS = "/v1/stream?prompt=x&ignore_eos=true&max_tokens=8000"
+CANARY = ENDLESS.replace("prompt=x", "prompt=canary")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def flags(model: str) -> tuple[str, ...]:
-    return (model, "--served-model-name", "tiny", "--max-model-len", "2048", "--kv-cache-memory-bytes", "256M")
+    return (model, "--served-model-name", "tiny", "--max-model-len", "8192", "--kv-cache-memory-bytes", "256M")
 
 
 def assert_none_left(children: list[psutil.Process]) -> None:
@@ -80,11 +83,11 @@ def test_what_clients_send_is_in_no_output_of_any_process(model: str) -> None:
         assert httpx.get(program.url + "/v1/stream?prompt=canary&max_tokens=3").status_code == 200
         assert httpx.get(program.url + "/v1/stream?prompt=canary&temperature=9").status_code == 400
         assert httpx.post(program.url + "/v1/stream", content=b'{"prompt":"canary').status_code == 400
-        with httpx.stream("GET", program.url + CANARY_LONG, timeout=30) as response:
+        with httpx.stream("GET", program.url + CANARY, timeout=30) as response:
             chunks = response.iter_bytes()
             next(chunks)
         metrics = httpx.get(program.url + "/metrics").text
-        with httpx.stream("GET", program.url + CANARY_LONG, timeout=30) as response:
+        with httpx.stream("GET", program.url + CANARY, timeout=30) as response:
             chunks = response.iter_bytes()
             body = next(chunks)
             program.kill_child("EngineCore")
@@ -99,7 +102,7 @@ def test_the_death_of_the_engine_ends_streams_and_the_process(model: str) -> Non
     with serving(*flags(model)) as program:
         program.wait_ready()
         children = program.children()
-        with httpx.stream("GET", program.url + LONG, timeout=30) as response:
+        with httpx.stream("GET", program.url + ENDLESS, timeout=30) as response:
             chunks = response.iter_bytes()
             body = next(chunks) + next(chunks)
             program.kill_child("EngineCore")
