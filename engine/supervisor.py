@@ -16,7 +16,7 @@ from engine.lifecycle import Lifecycle, State
 logger = logging.getLogger("tailrace.engine")
 
 # How often a silent engine is asked whether it lives. An engine with streams in flight tells of its death by itself;
-# this bounds how long an idle one stays unnoticed (SPEC: 2 s).
+# this bounds how long an idle one stays unnoticed (at most 2 s are promised).
 WATCH_INTERVAL_S = 0.5
 
 # How long streams that were given an error may take to write it before the process goes on without them.
@@ -74,7 +74,7 @@ class Supervisor:
             TailraceError: refused; nothing was started.
         """
         self._lifecycle.require_ready()
-        # 128 random bits: the id is also the capability to read and stop the stream (SPEC section 2).
+        # 128 random bits: the id is also the capability to read and stop the stream (docs/protocol.md).
         request_id = secrets.token_urlsafe(16)
         source = await self._engine.submit(request, request_id)
         if self.state is not State.READY:  # the drain began, or the engine died, while the prompt was tokenised

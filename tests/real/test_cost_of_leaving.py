@@ -1,4 +1,4 @@
-"""What 200 readers that leave at random moments cost an engine with 32 streams: SPEC's budget is 2 tokens each."""
+"""What 200 readers that leave at random moments cost an engine with 32 streams: the budget is 2 tokens each."""
 
 import asyncio
 import json
