@@ -1,5 +1,6 @@
 """Readers that do not read, or read slowly, over real sockets."""
 
+import logging
 import socket
 import threading
 import time
@@ -14,6 +15,8 @@ from routes.connection import Progress
 from tests.chaos.storm import unchunked
 from tests.event_source import done, joined_text, parse
 from tests.server import RunningServer, running, wait_until
+
+logger = logging.getLogger("tests")
 
 STALL_TIMEOUT_S = 1.0
 TEXT = ["x" * 1000] * 600
@@ -93,6 +96,8 @@ def test_two_hundred_stalled_readers_cost_little_memory_and_none_stays(server: R
     wait_until(all_stalled, 10, "the stall of all")
     for reader in readers:
         reader.close()
+    after = process.memory_info().rss
+    logger.info("resident before %d MiB, at the peak %d MiB, after %d MiB", before >> 20, peak >> 20, after >> 20)
     # Per stream 64 KiB of uvicorn's write buffer, and the text of the stream itself, which the journal would keep.
     assert (peak - before) / 200 < 1 << 20
     assert server.num_in_flight == 0
