@@ -18,18 +18,25 @@ from typing import Any
 from engine.scripted import load_tokens
 
 
-def _positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
-    return value
+def _number(read: Callable[[str], float], least: float, what: str) -> Callable[[str], float]:
+    """A reader of finite numbers from `least` up, whose complaint is for people."""
+
+    def parse(text: str) -> float:
+        try:
+            value = read(text)
+            is_good = math.isfinite(value) and value >= least
+        except (ValueError, OverflowError):
+            is_good = False
+        if not is_good:
+            raise argparse.ArgumentTypeError(f"must be {what} of at least {least:g}, got {text}")
+        return value
+
+    return parse
 
 
-def _non_negative(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value) or value < 0:
-        raise argparse.ArgumentTypeError(f"must be a finite number of at least 0, got {text}")
-    return value
+POSITIVE_INT = _number(int, 1, "an integer")
+NON_NEGATIVE_INT = _number(int, 0, "an integer")
+NON_NEGATIVE = _number(float, 0, "a finite number")
 
 
 def _script(text: str) -> list[str]:
@@ -60,18 +67,23 @@ class Flag:
 
 OWN_FLAGS = (
     Flag("engine", str, "vllm", "What makes the tokens.", ("vllm", "scripted")),
-    Flag("stall-timeout", _non_negative, 30.0, "Seconds that a reader may take no byte; 0 lets it wait for ever."),
-    Flag("max-body-bytes", _positive_int, 8 << 20, "The largest request body, in bytes."),
+    Flag("stall-timeout", NON_NEGATIVE, 30.0, "Seconds that a reader may take no byte; 0 lets it wait for ever."),
+    Flag("max-body-bytes", POSITIVE_INT, 8 << 20, "The largest request body, in bytes."),
     Flag("log-format", str, "text", "How the log is written.", ("text", "json")),
-    Flag("scripted-ttft-ms", _non_negative, 50.0, "With --engine scripted: time to the first token."),
-    Flag("scripted-itl-ms", _non_negative, 20.0, "With --engine scripted: time between tokens."),
+    Flag("scripted-ttft-ms", NON_NEGATIVE, 50.0, "With --engine scripted: time to the first token."),
+    Flag("scripted-itl-ms", NON_NEGATIVE, 20.0, "With --engine scripted: time between tokens."),
     Flag("scripted-text", _script, None, "With --engine scripted: what it says, a text or a JSON list of tokens."),
 )
 
 # vLLM's flags whose defaults differ here.
 CHANGED_FLAGS = (
-    Flag("shutdown-timeout", int, 25, "Seconds that streams in flight may run on after SIGTERM."),
-    Flag("sse-keep-alive-interval", int, 15, "Seconds without bytes after which a comment goes out; 0 turns it off."),
+    Flag("shutdown-timeout", NON_NEGATIVE_INT, 25, "Seconds that streams in flight may run on after SIGTERM."),
+    Flag(
+        "sse-keep-alive-interval",
+        NON_NEGATIVE_INT,
+        15,
+        "Seconds without bytes after which a comment goes out; 0 turns it off.",
+    ),
 )
 
 # vLLM's flags that also mean something without vLLM: all that `--engine scripted` knows, so that it need not import it.

@@ -136,7 +136,9 @@ def test_a_port_in_use_is_said_and_ends_it() -> None:
 @pytest.mark.parametrize(
     ("flags", "env", "message"),
     [
-        (("--max-body-bytes", "0"), {}, "must be at least 1"),
+        (("--max-body-bytes", "0"), {}, "must be an integer of at least 1, got 0"),
+        (("--stall-timeout", "soon"), {}, "must be a finite number of at least 0, got soon"),
+        ((), {"TAILRACE_SHUTDOWN_TIMEOUT": "1.5"}, "must be an integer of at least 0, got 1.5"),
         (("--scripted-itl-ms", "nan"), {}, "must be a finite number"),
         ((), {"TAILRACE_MAX_BODY_BYTES": "many"}, "TAILRACE_MAX_BODY_BYTES"),
         ((), {"TAILRACE_SCRIPTED_TTFT_MS": "-1"}, "TAILRACE_SCRIPTED_TTFT_MS"),
