@@ -10,6 +10,7 @@ import contextlib
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 
 import uvicorn
@@ -87,8 +88,11 @@ class _Protocol(HttpToolsProtocol):
 
 
 def bind(config: uvicorn.Config) -> socket.socket:
-    """Take the port before anything slow is done. Exits with a message when it is in use."""
-    sock = config.bind_socket()
+    """Take the port before anything slow is done. Exits with a message when it cannot be had."""
+    try:
+        sock = config.bind_socket()
+    except OverflowError:
+        sys.exit(f"there is no port {config.port}; it must be from 0 to 65535")
     sock.listen(config.backlog)
     return sock
 

@@ -137,6 +137,7 @@ def test_a_port_in_use_is_said_and_ends_it() -> None:
     ("flags", "env", "message"),
     [
         (("--max-body-bytes", "0"), {}, "must be an integer of at least 1, got 0"),
+        (("--port", "70000"), {}, "there is no port 70000"),
         (("--stall-timeout", "soon"), {}, "must be a finite number of at least 0, got soon"),
         ((), {"TAILRACE_SHUTDOWN_TIMEOUT": "1.5"}, "must be an integer of at least 0, got 1.5"),
         (("--scripted-itl-ms", "nan"), {}, "must be a finite number"),
