@@ -43,3 +43,8 @@ class StreamTiming:
         if self.first_token_s is None or self.last_token_s is None or self.num_tokens < 2:
             return None
         return (self.last_token_s - self.first_token_s) / (self.num_tokens - 1)
+
+
+def milliseconds(seconds: float | None) -> float | None:
+    """As people and events are told of a time: to a tenth; None stays None."""
+    return None if seconds is None else round(seconds * 1000, 1)

@@ -8,10 +8,12 @@ import re
 import secrets
 import time
 
+from starlette._utils import get_route_path
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from metrics.instruments import Instruments
+from metrics.timing import milliseconds
 from routes.gate import PROBE_PATHS
 from routes.request_record import KEY, RequestRecord, route_of
 
@@ -53,9 +55,10 @@ class Observer:
             await self._app(scope, receive, observed)
         finally:
             duration_s = time.perf_counter() - record.started_s
-            if scope["path"] not in PROBE_PATHS:
+            path = get_route_path(scope)  # without the prefix that --root-path adds
+            if path not in PROBE_PATHS:
                 self._count(scope, record, duration_s)
-            if self._log and scope["path"] not in self._unlogged_paths:
+            if self._log and path not in self._unlogged_paths:
                 _log(scope, record, duration_s)
 
     def _count(self, scope: Scope, record: RequestRecord, duration_s: float) -> None:
@@ -88,14 +91,10 @@ def _log(scope: Scope, record: RequestRecord, duration_s: float) -> None:
         "outcome": record.outcome,
         "prompt_tokens": record.num_prompt_tokens,
         "output_tokens": record.num_output_tokens,
-        "ttft_ms": _ms(record.ttft_s),
-        "tpot_ms": _ms(record.tpot_s),
-        "duration_ms": _ms(duration_s),
+        "ttft_ms": milliseconds(record.ttft_s),
+        "tpot_ms": milliseconds(record.tpot_s),
+        "duration_ms": milliseconds(duration_s),
     }
     told = (f"{name}={fields[name]}" for name in list(fields)[6:] if fields[name] is not None)
     line = f"{scope['method']} {path} {record.status} {record.outcome} id={record.id} {' '.join(told)}"
     logger.info(line, extra={"request": fields})
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 1)

@@ -71,13 +71,14 @@ class StreamRoutes:
     def _come_back(self, last_event_id: str) -> Response:
         """Answer a reader that has seen part of a stream; the seam where a cut stream will be continued."""
         match = EVENT_ID.fullmatch(last_event_id)
+        num_tokens = int(match[2]) if match else 0
         record = self.journal.find(match[1]) if match else None
-        missing = record.text_after(int(match[2])) if match and record else None
+        missing = record.text_after(num_tokens) if record else None
         if record is None or missing is None:
             self.instruments.resumes.labels("gone").inc()
             raise StreamGone("there is no such stream to come back to")
         self.instruments.resumes.labels("replayed").inc()
-        if int(last_event_id.rpartition(":")[2]) == record.num_tokens:
+        if num_tokens == record.num_tokens:
             return Response(status_code=204)
         body = sse.token_event(record.id, record.num_tokens, missing) if missing else b""
         return Response(body + record.farewell, headers=SSE_HEADERS, media_type="text/event-stream")

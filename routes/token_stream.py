@@ -16,7 +16,7 @@ from engine.errors import TailraceError
 from engine.generation import Generation
 from engine.journal import Journal, Passage, StreamRecord
 from metrics.instruments import Instruments
-from metrics.timing import StreamTiming
+from metrics.timing import StreamTiming, milliseconds
 from routes import sse
 from routes.connection import Connection, connection_of
 from routes.errors import SSE_HEADERS
@@ -120,7 +120,7 @@ class TokenStream(EventSourceResponse):
             generation.num_output_tokens,
             generation.num_prompt_tokens,
             generation.finish_reason,
-            {"ttft_ms": _ms(timing.ttft_s), "tpot_ms": _ms(timing.tpot_s)},
+            {"ttft_ms": milliseconds(timing.ttft_s), "tpot_ms": milliseconds(timing.tpot_s)},
         )
 
     def _on_finished(self, farewell: bytes) -> None:
@@ -152,7 +152,3 @@ class TokenStream(EventSourceResponse):
                 if self.active:
                     await send({"type": "http.response.body", "body": sse.KEEP_ALIVE, "more_body": True})
             self._last_write_s = time.perf_counter()
-
-
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else round(seconds * 1000, 1)

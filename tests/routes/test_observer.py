@@ -1,5 +1,6 @@
 """Each request is counted once, under labels that no client chooses, and leaves one line without secrets."""
 
+import asyncio
 import json
 import logging
 import random
@@ -8,10 +9,14 @@ import threading
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
+from starlette.types import Message, Receive, Scope, Send
 
 from engine.interface import GenerationRequest
 from engine.scripted import Script, ScriptedEngine, ScriptedSource
+from metrics.instruments import Instruments
 from routes.application import HttpSettings
+from routes.observer import Observer
 from tests.server import RunningServer, running, wait_until
 
 CANARY = "canary-7f3a"
@@ -167,3 +172,24 @@ def test_prompts_completions_and_keys_appear_nowhere(lines: pytest.LogCaptureFix
         told += [json.dumps(record.__dict__, default=str) for record in lines.records if "tailrace" in record.name]
     assert "outcome" in json.dumps([record.__dict__ for record in lines.records], default=str)
     assert not any(CANARY in text for text in told)
+
+
+def test_probes_are_not_counted_with_a_path_prefix_either() -> None:
+    scope = {"type": "http", "method": "GET", "path": "/prefix/healthz", "root_path": "/prefix", "headers": []}
+    registry = CollectorRegistry()
+
+    async def application(scope: Scope, receive: Receive, send: Send) -> None:
+        return None
+
+    async def nothing() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def drop(message: Message) -> None:
+        return None
+
+    observer = Observer(application, "m", Instruments(registry), log=False, unlogged_paths=frozenset())
+    asyncio.run(observer(scope, nothing, drop))
+    labels = {"route": "unmatched", "model": "m", "outcome": "completed"}
+    assert registry.get_sample_value("tailrace_requests_total", labels) is None
+    asyncio.run(observer({**scope, "path": "/prefix/other", "state": {}}, nothing, drop))
+    assert registry.get_sample_value("tailrace_requests_total", labels) == 1
