@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 
-from engine.errors import Draining
+from engine.errors import Draining, Internal
 from engine.generation import Generation
 from engine.interface import Engine, GenerationRequest
 from engine.lifecycle import Lifecycle, State
@@ -76,7 +76,11 @@ class Supervisor:
         self._lifecycle.require_ready()
         # 128 random bits: the id is also the capability to read and stop the stream (docs/protocol.md).
         request_id = secrets.token_urlsafe(16)
-        source = await self._engine.submit(request, request_id)
+        try:
+            source = await self._engine.submit(request, request_id)
+        except Internal:
+            self._lifecycle.require_ready()  # an engine that is being stopped fails, for a reason that has a name
+            raise
         if self.state is not State.READY:  # the drain began, or the engine died, while the prompt was tokenised
             await source.abort()
             self._lifecycle.require_ready()

@@ -10,7 +10,7 @@ from engine.errors import Draining, EngineDead, Internal, Starting, TailraceErro
 from engine.generation import Generation
 from engine.interface import Delta, GenerationRequest, Sampling
 from engine.lifecycle import Lifecycle, State
-from engine.scripted import Script, ScriptedEngine
+from engine.scripted import Script, ScriptedEngine, ScriptedSource
 from engine.supervisor import Supervisor
 
 WORDS = [f" {number}" for number in range(50)]
@@ -154,6 +154,25 @@ def test_no_request_is_admitted_unless_ready(steps: tuple[State, ...], refusal: 
             lifecycle.advance(step)
         with pytest.raises(refusal):
             await Supervisor(ScriptedEngine(Script(WORDS)), lifecycle).admit(ask())
+
+    under_deadline(work())
+
+
+@pytest.mark.parametrize(("stops", "refusal"), [(True, Draining), (False, Internal)])
+def test_a_failure_while_the_engine_is_stopped_is_told_as_the_drain(stops: bool, refusal: type[TailraceError]) -> None:
+    class Failing(ScriptedEngine):
+        async def submit(self, request: GenerationRequest, request_id: str) -> ScriptedSource:
+            if stops:
+                lifecycle.advance(State.DRAINING)
+            raise Internal("it is gone")
+
+    lifecycle = Lifecycle()
+
+    async def work() -> None:
+        supervisor = Supervisor(Failing(Script(WORDS)), lifecycle)
+        await supervisor.start()
+        with pytest.raises(refusal):
+            await supervisor.admit(ask())
 
     under_deadline(work())
 
