@@ -16,7 +16,6 @@ from starlette.applications import Starlette
 
 import settings as settings_module
 from engine import quiet
-from engine.child_processes import die_with_parent
 from engine.interface import Engine
 from engine.journal import MemoryJournal
 from engine.lifecycle import Lifecycle
@@ -106,9 +105,6 @@ def announce(settings: Settings, model: str) -> None:
     logger.info("%s is ready on %s", model, args.uds or address)
     logger.info("try: curl -N%s '%s/v1/stream?%s'", key, address, question)
 
-
-if __name__ == "__mp_main__":  # an engine process: vLLM spawns them, and a spawned process imports this file first
-    die_with_parent()
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -13,7 +13,6 @@ import uvloop
 
 import settings as settings_module
 from engine import quiet
-from engine.child_processes import die_with_parent
 from engine.errors import TailraceError
 from engine.interface import Engine, GenerationRequest
 from engine.lifecycle import Lifecycle
@@ -67,13 +66,6 @@ async def _answer(engine: Engine, prompt: str) -> None:
     summary = f"{generation.finish_reason}, {generation.num_output_tokens} tokens"
     print(f"\n[{summary}, TTFT {ttft_ms:.1f} ms, TPOT {tpot_ms:.1f} ms]", file=sys.stderr)
 
-
-# A spawned process imports its parent's main file first, but by a rule of multiprocessing not a package's; without a
-# spec this is a file like any other.
-__spec__ = None
-
-if __name__ == "__mp_main__":  # an engine process: vLLM spawns them, and a spawned process imports this file first
-    die_with_parent()
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

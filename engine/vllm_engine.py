@@ -18,6 +18,7 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
+from vllm.platforms import current_platform
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.usage.usage_lib import UsageContext
@@ -26,7 +27,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from engine import embedded_model
-from engine.child_processes import end_child_processes, shield_children_from_ctrl_c
+from engine.child_processes import end_child_processes, set_main_of_children, shield_children_from_ctrl_c
 from engine.engine_thread import EngineThread
 from engine.errors import ContextLength, InvalidRequest, ModelNotFound
 from engine.interface import Delta, GenerationRequest
@@ -137,6 +138,7 @@ class VllmEngine:
         if self._uses_embedded_model:
             self._args.model = str(embedded_model.prepare())
         shield_children_from_ctrl_c()
+        set_main_of_children(shares_cores=current_platform.is_cpu())
         llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs.from_cli_args(self._args),
             usage_context=UsageContext.OPENAI_API_SERVER,
