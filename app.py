@@ -68,7 +68,7 @@ def main() -> int:
 def build_engine(settings: Settings, instruments: Instruments) -> Engine:
     args = settings.args
     if not settings.is_scripted:
-        from engine.vllm_engine import VllmEngine  # imports vLLM
+        from engine.vllm.engine import VllmEngine  # imports vLLM
 
         return VllmEngine(args, settings.uses_embedded_model, instruments.discarded.labels("after_abort").inc)
     tokens = args.scripted_text or split_words(DEFAULT_TEXT)

@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     quiet.set_up_logging()
     if settings.is_scripted:
         sys.exit("python -m engine runs a model; for the scripted engine use app.py")
-    from engine.vllm_engine import VllmEngine  # imports vLLM
+    from engine.vllm.engine import VllmEngine  # imports vLLM
 
     return int(uvloop.run(run(VllmEngine(settings.args, settings.uses_embedded_model), argv[0])))
 

@@ -4,6 +4,7 @@ Invariant: a generation that is left, in whatever way, is no longer in the engin
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -55,7 +56,7 @@ class Generation:
         try:
             await self.abort()
         finally:
-            self.num_untaken_tokens = self._source.take_rest()
+            self.num_untaken_tokens += self._source.take_rest()
             self._on_close(self)
 
     def __aiter__(self) -> Self:
@@ -83,11 +84,13 @@ class Generation:
         """The request has left the engine unfinished. Text that was made before is still its reader's."""
         if self._aborted and self._abort_error is None:
             self._end = StopAsyncIteration()
+            self.num_untaken_tokens += len(delta.token_ids)
             raise self._end
         self._end = self._abort_error or Internal("the engine dropped this request")
         if not delta.text:
+            self.num_untaken_tokens += len(delta.token_ids)
             raise self._end
-        return Delta(delta.text, delta.token_ids)
+        return replace(delta, finish_reason=None)
 
     async def abort(self, error: TailraceError | None = None) -> None:
         """Stop the engine's work on this request at once.

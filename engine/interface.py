@@ -5,7 +5,10 @@ Two engines exist behind it: `VllmEngine`, and `ScriptedEngine` for people and t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from types import TracebackType
+from typing import Any, Protocol
+
+from engine.serving import Serving
 
 JsonObject = Mapping[str, object]
 
@@ -49,16 +52,31 @@ class GenerationRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request that the engine's own serving layer has validated, templated and tokenised. Opaque to everyone else."""
+
+    prompt: Any
+    params: Any
+    options: Mapping[str, Any]
+
+
+AnyRequest = GenerationRequest | PreparedRequest
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What one output of the engine adds: new text, and the ids of the tokens that were made for it.
 
     The two need not match one to one: text that may become a stop string or is half a character comes with a later
-    token. `finish_reason` is set on the last delta only.
+    token. `reasoning` is text that a reasoning model thinks before it answers. `finish_reason` is set on the last delta
+    only. `raw` is the engine's own output, for its serving layer; there, of several choices all may be in one delta.
     """
 
     text: str
     token_ids: Sequence[int]
     finish_reason: str | None = None
+    reasoning: str = ""
+    raw: Any = None
 
 
 class TokenSource(Protocol):
@@ -69,7 +87,7 @@ class TokenSource(Protocol):
 
     @property
     def phase(self) -> str:
-        """What the engine does until the first token: `queued` or `prefill`."""
+        """What the engine does: `queued`, `prefill` or `decode`."""
         ...
 
     async def next(self) -> Delta:
@@ -91,6 +109,39 @@ class TokenSource(Protocol):
         ...
 
 
+class Work(Protocol):
+    """What one answer has running in the engine: a `Generation`, or a `Call`. Leaving its `async with` ends it."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def num_output_tokens(self) -> int: ...
+
+    @property
+    def num_untaken_tokens(self) -> int:
+        """Tokens that were made and that nobody will take; known once the work has ended."""
+        ...
+
+    @property
+    def phase(self) -> str:
+        """`queued`, `prefill` or `decode`."""
+        ...
+
+    async def abort(self) -> None:
+        """Stop the engine's work on it at once."""
+        ...
+
+    async def __aenter__(self) -> object: ...
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
 class Engine(Protocol):
     """Something that continues prompts."""
 
@@ -103,7 +154,12 @@ class Engine(Protocol):
         """Load the model. Runs beside the event loop's other work, takes as long as it takes, raises when it fails."""
         ...
 
-    async def submit(self, request: GenerationRequest, request_id: str) -> TokenSource:
+    @property
+    def serving(self) -> Serving:
+        """The OpenAI and Anthropic surfaces. Asked for after `start` only."""
+        ...
+
+    async def submit(self, request: AnyRequest, request_id: str) -> TokenSource:
         """Validate, tokenise, check the length and hand the request to the engine; does not wait for a token.
 
         Raises:

@@ -13,10 +13,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One event's text; `num_tokens` is how many output tokens the stream had with it."""
+    """What one event said, and what a reasoning model thought; with it the stream had `num_tokens` output tokens."""
 
     num_tokens: int
     text: str
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +32,22 @@ class StreamRecord:
     @property
     def num_bytes(self) -> int:
         # A character counts 4 bytes, a passage 100 of overhead: an estimate from above, so the bound holds.
-        return len(self.farewell) + sum(4 * len(passage.text) + 100 for passage in self.passages)
+        return len(self.farewell) + sum(4 * len(one.text + one.reasoning) + 100 for one in self.passages)
 
-    def text_after(self, num_tokens: int) -> str | None:
-        """The text that a reader is missing whose last event had `num_tokens`; None when no event had that number."""
+    def after(self, num_tokens: int) -> Passage | None:
+        """All that a reader is missing whose last event had `num_tokens`; None when no event had that number."""
         if num_tokens == 0:
-            return "".join(passage.text for passage in self.passages)
+            return self._joined(0)
         if num_tokens == self.num_tokens:
-            return ""
+            return self._joined(len(self.passages))
         index = bisect_left(self.passages, num_tokens, key=lambda passage: passage.num_tokens)
         if index == len(self.passages) or self.passages[index].num_tokens != num_tokens:
             return None
-        return "".join(passage.text for passage in self.passages[index + 1 :])
+        return self._joined(index + 1)
+
+    def _joined(self, index: int) -> Passage:
+        rest = self.passages[index:]
+        return Passage(self.num_tokens, "".join(one.text for one in rest), "".join(one.reasoning for one in rest))
 
 
 class Journal(Protocol):

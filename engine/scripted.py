@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ContextLength, EngineDead, InvalidRequest, ModelNotFound
-from engine.interface import Delta, GenerationRequest
+from engine.interface import AnyRequest, Delta, GenerationRequest
+from engine.scripted_serving import ScriptedServing
+from engine.serving import Serving
 
 DEFAULT_TEXT = (
     "This text comes from the scripted engine. There is no model behind it: every token is known beforehand, "
@@ -76,7 +78,7 @@ class ScriptedSource:
 
     @property
     def phase(self) -> str:
-        return "prefill"
+        return "decode" if self._position else "prefill"
 
     async def next(self) -> Delta:
         """The token that is due next, with all others that have become due meanwhile."""
@@ -149,7 +151,12 @@ class ScriptedEngine:
     async def start(self) -> None:
         return None
 
-    async def submit(self, request: GenerationRequest, request_id: str) -> ScriptedSource:
+    @property
+    def serving(self) -> Serving:
+        return ScriptedServing(self._model, self._script.max_model_len)
+
+    async def submit(self, request: AnyRequest, request_id: str) -> ScriptedSource:
+        assert isinstance(request, GenerationRequest), "only vLLM prepares requests"
         if self._dead:
             raise EngineDead("the engine has died")
         if request.model not in (None, self._model):

@@ -7,11 +7,14 @@ do with the engine is made here.
 import asyncio
 import logging
 import secrets
+from collections.abc import Mapping
 
+from engine.call import Call
 from engine.errors import Draining, Internal
 from engine.generation import Generation
-from engine.interface import Engine, GenerationRequest
+from engine.interface import AnyRequest, Engine
 from engine.lifecycle import Lifecycle, State
+from engine.serving import Serving
 
 logger = logging.getLogger("tailrace.engine")
 
@@ -67,7 +70,21 @@ class Supervisor:
         logger.error("the engine has died with %d streams in flight", len(self.in_flight))
         self._lifecycle.advance(State.DEAD)
 
-    async def admit(self, request: GenerationRequest) -> Generation:
+    @property
+    def serving(self) -> Serving:
+        """The engine's OpenAI and Anthropic surfaces.
+
+        Raises:
+            TailraceError: the engine is not ready; what serving needs is not there yet, or not any more.
+        """
+        self._lifecycle.require_ready()
+        return self._engine.serving
+
+    def call(self, headers: Mapping[str, str], num_bytes: int, wants_deltas: bool = False) -> Call:
+        """A call of which every generation will be admitted here. The caller owns it and must leave it."""
+        return Call(self._engine.model, self.admit, headers, num_bytes, wants_deltas)
+
+    async def admit(self, request: AnyRequest) -> Generation:
         """Hand `request` to the engine. The caller owns the generation and must enter it as a context manager.
 
         Raises:

@@ -17,12 +17,15 @@ from engine.journal import Journal
 from engine.supervisor import Supervisor
 from metrics.instruments import Instruments
 from routes import openapi
+from routes.delivery import Delivery
 from routes.errors import UnexpectedFailures, on_client_disconnect, on_http_exception, on_tailrace_error
 from routes.gate import ApiKeyGate
 from routes.health import HealthRoutes
 from routes.observer import Observer
 from routes.stream import ROUTE as STREAM_ROUTE
 from routes.stream import StreamRoutes
+from routes.surfaces import PATHS as SURFACE_PATHS
+from routes.surfaces import SurfaceRoutes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,18 +47,15 @@ class HttpSettings:
 def build_application(
     supervisor: Supervisor, journal: Journal, instruments: Instruments, settings: HttpSettings
 ) -> Starlette:
-    streams = StreamRoutes(
-        supervisor,
-        journal,
-        instruments,
-        settings.keep_alive_s,
-        settings.stall_timeout_s,
-        settings.max_body_bytes,
-    )
+    delivery = Delivery(instruments, settings.keep_alive_s, settings.stall_timeout_s, settings.max_body_bytes)
+    streams = StreamRoutes(supervisor, journal, delivery)
+    surfaces = SurfaceRoutes(supervisor, delivery)
     health = HealthRoutes(supervisor, instruments.registry)
     return Starlette(
         routes=[
             Route(STREAM_ROUTE, streams.answer, methods=["GET", "POST"]),
+            *(Route(path, surfaces.handler(surface), methods=["POST"]) for path, surface in SURFACE_PATHS.items()),
+            Route("/v1/models", surfaces.models),
             Route("/healthz", health.live),
             Route("/health", health.live),
             Route("/readyz", health.ready),

@@ -2,8 +2,11 @@
 
 import logging
 import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import orjson
+from starlette._utils import get_route_path
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -11,9 +14,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from engine.errors import Internal, InvalidRequest, MethodNotAllowed, NotFound, StreamGone, TailraceError
 from routes import sse
+from routes.chunks import openai_error
 from routes.request_record import record_of
 
 logger = logging.getLogger("tailrace")
+
+Json = Mapping[str, Any]
 
 # nginx's word for a client that left before its answer. Nobody receives it; it is for the log.
 CLIENT_CLOSED_REQUEST = 499
@@ -33,11 +39,54 @@ def error_response(scope: Scope, error: TailraceError) -> Response:
         headers["Connection"] = "close"
     if error.code == "unauthorized":
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(error_body(error), error.status, headers, media_type="application/json")
+    body = error_body(get_route_path(scope), error)
+    return Response(body, error.status, headers, media_type="application/json")
 
 
-def error_body(error: TailraceError) -> bytes:
-    return orjson.dumps({"error": {"code": error.code, "message": error.message, "param": error.param}})
+def error_body(path: str, error: TailraceError) -> bytes:
+    """In the words of the API that `path` belongs to."""
+    return orjson.dumps(_shape_for(path)(error))
+
+
+def _native_error(error: TailraceError) -> Json:
+    return {"error": {"code": error.code, "message": error.message, "param": error.param}}
+
+
+def _openai_error(error: TailraceError) -> Json:
+    return {"error": openai_error(error)}
+
+
+def anthropic_error(error: TailraceError) -> Json:
+    """Anthropic's clients know their own words for what a status says."""
+    word = ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": word, "message": error.message}}
+
+
+def _ollama_error(error: TailraceError) -> Json:
+    return {"error": error.message}
+
+
+ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+}
+
+# By the beginning of the path, the first that fits: a refusal may come before any route was found.
+SHAPES: tuple[tuple[str, Callable[[TailraceError], Json]], ...] = (
+    ("/v1/stream", _native_error),
+    ("/v1/messages", anthropic_error),
+    ("/v1/", _openai_error),
+    ("/tokenize", _openai_error),
+    ("/detokenize", _openai_error),
+    ("/api/", _ollama_error),
+    ("", _native_error),
+)
+
+
+def _shape_for(path: str) -> Callable[[TailraceError], Json]:
+    return next(shape for prefix, shape in SHAPES if path.startswith(prefix))
 
 
 def _wants_event(scope: Scope) -> bool:
@@ -45,7 +94,8 @@ def _wants_event(scope: Scope) -> bool:
 
     `stream_gone` stays a 410 for it too: that is what makes a browser stop reconnecting.
     """
-    return scope["method"] == "GET" and b"errors=event" in scope["query_string"].split(b"&")
+    is_native = _shape_for(get_route_path(scope)) is _native_error
+    return is_native and scope["method"] == "GET" and b"errors=event" in scope["query_string"].split(b"&")
 
 
 def _single_error_event(error: TailraceError) -> bytes:

@@ -4,7 +4,6 @@ The clock of every time at the wire starts here, when the request's head has bee
 """
 
 import logging
-import re
 import secrets
 import time
 
@@ -15,12 +14,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from metrics.instruments import Instruments
 from metrics.timing import milliseconds
 from routes.gate import PROBE_PATHS
-from routes.request_record import KEY, RequestRecord, route_of
+from routes.request_record import KEY, REQUEST_ID, RequestRecord, route_of
 
 logger = logging.getLogger("tailrace.access")
-
-# A client's own id is taken when it can neither break a log line nor fill it.
-REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 # OpenMetrics allows an exemplar 128 characters, its label's name included.
 EXEMPLAR_ID_CHARS = 100

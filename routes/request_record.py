@@ -3,11 +3,15 @@
 One record lies in each request's scope; whoever learns something writes it there, and `routes.observer` reads it once.
 """
 
+import re
 from dataclasses import dataclass
 
 from starlette.types import Scope
 
 KEY = "tailrace.request"
+
+# A client's own id is taken when it can neither break a log line nor fill it.
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
 # The route of a request that no route took. Never the client's own path, of which there is no end.
 UNMATCHED = "unmatched"

@@ -81,7 +81,7 @@ class _Protocol(HttpToolsProtocol):
             super().send_400_response(msg)
             return
         error = query_too_long()
-        body = error_body(error)
+        body = error_body("", error)
         head = "HTTP/1.1 %d URI Too Long\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close"
         self.transport.write((head % (error.status, len(body))).encode() + b"\r\n\r\n" + body)
         self.transport.close()

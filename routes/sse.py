@@ -20,9 +20,16 @@ def start_event(stream_id: str, model: str, created_s: int) -> bytes:
     return b"event: start\nid: %b:0\nretry: %d\ndata: %b\n\n" % (stream_id.encode(), RETRY_MS, data)
 
 
-def token_event(stream_id: str, num_tokens: int, text: str) -> bytes:
-    """`num_tokens` is how many output tokens the stream has had with this event."""
-    return b'id: %b:%d\ndata: {"token":%b}\n\n' % (stream_id.encode(), num_tokens, orjson.dumps(text))
+def token_event(stream_id: str, num_tokens: int, text: str, reasoning: str = "") -> bytes:
+    """`num_tokens` is how many output tokens the stream has had with this event.
+
+    Where a reasoning model ends to think, both may be in one event: what it thought comes first.
+    """
+    head = (stream_id.encode(), num_tokens)
+    if not reasoning:
+        return b'id: %b:%d\ndata: {"token":%b}\n\n' % (*head, orjson.dumps(text))
+    said: dict[str, str] = {"reasoning": reasoning} | ({"token": text} if text else {})
+    return b"id: %b:%d\ndata: %b\n\n" % (*head, orjson.dumps(said))
 
 
 def done_event(

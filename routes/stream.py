@@ -1,6 +1,5 @@
 """`/v1/stream`: start a stream and read it; or come back to one, which never starts a second generation."""
 
-import asyncio
 import re
 from dataclasses import dataclass, replace
 
@@ -8,12 +7,13 @@ from sse_starlette import EventSourceResponse
 from starlette.requests import Request
 from starlette.responses import Response
 
-from engine.errors import BodyTooLarge, InvalidRequest, StreamGone
+from engine.errors import StreamGone
 from engine.interface import GenerationRequest
 from engine.journal import Journal
 from engine.supervisor import Supervisor
-from metrics.instruments import Instruments
 from routes import sse
+from routes.body import read_body
+from routes.delivery import Delivery
 from routes.errors import SSE_HEADERS
 from routes.parameters import parse_body, parse_query, request_from_body, request_from_query
 from routes.token_stream import TokenStream
@@ -33,10 +33,7 @@ class StreamRoutes:
 
     supervisor: Supervisor
     journal: Journal
-    instruments: Instruments
-    keep_alive_s: float
-    stall_timeout_s: float
-    max_body_bytes: int
+    delivery: Delivery
 
     async def answer(self, request: Request) -> Response:
         if request.method == "HEAD":
@@ -54,56 +51,27 @@ class StreamRoutes:
     async def _post(self, request: Request) -> Response:
         if last_event_id := request.headers.get("last-event-id"):
             return self._come_back(last_event_id)
-        body = await _read_body(request, self.max_body_bytes, self.stall_timeout_s)
+        body = await read_body(request, self.delivery.max_body_bytes, self.delivery.stall_timeout_s)
         return await self._stream(request, request_from_body(parse_body(body), len(body)))
 
     async def _stream(self, request: Request, wanted: GenerationRequest) -> Response:
         trace = {name: request.headers[name] for name in TRACE_HEADERS if name in request.headers}
         generation = await self.supervisor.admit(replace(wanted, trace_headers=trace))
-        return TokenStream(
-            generation,
-            keep_alive_s=self.keep_alive_s,
-            stall_timeout_s=self.stall_timeout_s,
-            journal=self.journal,
-            instruments=self.instruments,
-        )
+        return TokenStream(generation, self.delivery, self.journal)
 
     def _come_back(self, last_event_id: str) -> Response:
         """Answer a reader that has seen part of a stream; the seam where a cut stream will be continued."""
         match = EVENT_ID.fullmatch(last_event_id)
         num_tokens = int(match[2]) if match else 0
         record = self.journal.find(match[1]) if match else None
-        missing = record.text_after(num_tokens) if record else None
+        missing = record.after(num_tokens) if record else None
         if record is None or missing is None:
-            self.instruments.resumes.labels("gone").inc()
+            self.delivery.instruments.resumes.labels("gone").inc()
             raise StreamGone("there is no such stream to come back to")
-        self.instruments.resumes.labels("replayed").inc()
+        self.delivery.instruments.resumes.labels("replayed").inc()
         if num_tokens == record.num_tokens:
             return Response(status_code=204)
-        body = sse.token_event(record.id, record.num_tokens, missing) if missing else b""
+        body = b""
+        if missing.text or missing.reasoning:
+            body = sse.token_event(record.id, missing.num_tokens, missing.text, missing.reasoning)
         return Response(body + record.farewell, headers=SSE_HEADERS, media_type="text/event-stream")
-
-
-async def _read_body(request: Request, max_bytes: int, stall_timeout_s: float) -> bytes:
-    """The body, refused as soon as it is known to be too large.
-
-    Raises:
-        BodyTooLarge: longer than `max_bytes`, by its declared length or while reading.
-        InvalidRequest: nothing of it came for `stall_timeout_s` (0 waits for ever).
-        ClientDisconnect: the client left before it had sent all.
-    """
-    too_large = BodyTooLarge(f"the body is larger than {max_bytes} bytes", param="body")
-    if int(request.headers.get("content-length", "0")) > max_bytes:
-        raise too_large
-    body = bytearray()
-    chunks = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(stall_timeout_s or None):
-                body += await anext(chunks)
-        except StopAsyncIteration:
-            return bytes(body)
-        except TimeoutError:
-            raise InvalidRequest("the rest of the body did not come", param="body") from None
-        if len(body) > max_bytes:
-            raise too_large

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry
 
 import settings
 from engine import quiet
-from engine.vllm_engine import VllmEngine
+from engine.vllm.engine import VllmEngine
 from metrics.instruments import Instruments
 from routes.application import HttpSettings
 from tests import tiny_model

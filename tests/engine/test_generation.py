@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import Draining, EngineDead, Internal, Starting, TailraceError
 from engine.generation import Generation
-from engine.interface import Delta, GenerationRequest, Sampling
+from engine.interface import AnyRequest, Delta, GenerationRequest, Sampling
 from engine.lifecycle import Lifecycle, State
 from engine.scripted import Script, ScriptedEngine, ScriptedSource
 from engine.supervisor import Supervisor
@@ -161,7 +161,7 @@ def test_no_request_is_admitted_unless_ready(steps: tuple[State, ...], refusal: 
 @pytest.mark.parametrize(("stops", "refusal"), [(True, Draining), (False, Internal)])
 def test_a_failure_while_the_engine_is_stopped_is_told_as_the_drain(stops: bool, refusal: type[TailraceError]) -> None:
     class Failing(ScriptedEngine):
-        async def submit(self, request: GenerationRequest, request_id: str) -> ScriptedSource:
+        async def submit(self, request: AnyRequest, request_id: str) -> ScriptedSource:
             if stops:
                 lifecycle.advance(State.DRAINING)
             raise Internal("it is gone")

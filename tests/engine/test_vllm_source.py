@@ -11,8 +11,8 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from engine.errors import EngineDead
-from engine.queue_watch import QueueWatch
-from engine.vllm_engine import VllmSource, _keep_output_before_failure
+from engine.vllm.engine import VllmSource, _keep_output_before_failure
+from engine.vllm.queue_watch import QueueWatch
 
 
 def output(text: str) -> Any:

@@ -32,7 +32,7 @@ def server() -> Iterator[RunningServer]:
         "--max-num-queued-reqs": MAX_NUM_QUEUED_REQS,
     }
     loaded = settings.load([str(part) for flag in flags.items() for part in flag])
-    from engine.vllm_engine import VllmEngine
+    from engine.vllm.engine import VllmEngine
 
     instruments = Instruments(REGISTRY)
     engine = VllmEngine(loaded.args, loaded.uses_embedded_model, instruments.discarded.labels("after_abort").inc)

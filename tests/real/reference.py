@@ -7,7 +7,7 @@ from vllm import SamplingParams
 from vllm.outputs import CompletionOutput
 from vllm.sampling_params import RequestOutputKind
 
-from engine.vllm_engine import VllmEngine
+from engine.vllm.engine import VllmEngine
 from tests.server import RunningServer
 
 _numbers = itertools.count()

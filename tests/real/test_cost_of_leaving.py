@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.vllm_engine import VllmEngine
+from engine.vllm.engine import VllmEngine
 from tests.server import RunningServer, wait_until
 
 logger = logging.getLogger("tests")

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from engine.vllm_engine import OFF_LOOP_BYTES
+from engine.vllm.off_loop import OFF_LOOP_BYTES
 from tests.event_source import done, joined_text, parse, token_events
 from tests.real.reference import completion
 from tests.server import RunningServer

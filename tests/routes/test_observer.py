@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.types import Message, Receive, Scope, Send
 
-from engine.interface import GenerationRequest
+from engine.interface import AnyRequest
 from engine.scripted import Script, ScriptedEngine, ScriptedSource
 from metrics.instruments import Instruments
 from routes.application import HttpSettings
@@ -131,10 +131,10 @@ def test_open_metrics_carry_the_request_id_as_an_exemplar() -> None:
 
 
 def test_the_trace_of_a_caller_reaches_the_engine() -> None:
-    seen: list[GenerationRequest] = []
+    seen: list[AnyRequest] = []
 
     class Listening(ScriptedEngine):
-        async def submit(self, request: GenerationRequest, request_id: str) -> ScriptedSource:
+        async def submit(self, request: AnyRequest, request_id: str) -> ScriptedSource:
             seen.append(request)
             return await super().submit(request, request_id)
 
@@ -142,12 +142,12 @@ def test_the_trace_of_a_caller_reaches_the_engine() -> None:
     with running(Listening(Script(["a"], 0, 0))) as server, server.client() as client:
         client.get("/v1/stream?prompt=x", headers=trace)
         client.get("/v1/stream?prompt=x")
-        assert [dict(request.trace_headers) for request in seen] == [trace, {}]
+        assert [dict(request.trace_headers) for request in seen] == [trace, {}]  # type: ignore[union-attr]
 
 
 def test_prompts_completions_and_keys_appear_nowhere(lines: pytest.LogCaptureFixture) -> None:
     class Broken(ScriptedEngine):
-        async def submit(self, request: GenerationRequest, request_id: str) -> ScriptedSource:
+        async def submit(self, request: AnyRequest, request_id: str) -> ScriptedSource:
             if request.prompt == CANARY + "500":
                 raise RuntimeError("broken")
             return await super().submit(request, request_id)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 
-from engine.interface import GenerationRequest
+from engine.interface import AnyRequest
 from engine.scripted import Script, ScriptedEngine, ScriptedSource
 from routes.application import HttpSettings
 from tests.event_source import done, joined_text, parse, token_events
@@ -271,7 +271,7 @@ def test_a_key_is_asked_for_where_it_must_be() -> None:
 
 def test_what_no_handler_foresaw_is_internal_says_nothing_and_carries_cors() -> None:
     class Broken(ScriptedEngine):
-        async def submit(self, request: GenerationRequest, request_id: str) -> ScriptedSource:
+        async def submit(self, request: AnyRequest, request_id: str) -> ScriptedSource:
             raise RuntimeError("secret in /home/user/file.py")
 
     settings = HttpSettings(access_log=False, allowed_origins=("https://page",))

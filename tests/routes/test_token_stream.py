@@ -17,6 +17,7 @@ from engine.lifecycle import Lifecycle
 from engine.scripted import Script, ScriptedEngine
 from engine.supervisor import Supervisor
 from metrics.instruments import Instruments
+from routes.delivery import Delivery
 from routes.request_record import KEY, RequestRecord
 from routes.token_stream import TokenStream
 from tests.event_source import done, parse, token_events
@@ -72,10 +73,8 @@ class Stage:
             request = GenerationRequest(prompt="a", sampling=Sampling(max_tokens=max_tokens))
             response = TokenStream(
                 await supervisor.admit(request),
-                keep_alive_s=self.keep_alive_s,
-                stall_timeout_s=30,
-                journal=self.journal,
-                instruments=Instruments(self.registry),
+                Delivery(Instruments(self.registry), self.keep_alive_s, 30, 8 << 20),
+                self.journal,
             )
             self.response = response
             record = RequestRecord("id", time.perf_counter())

@@ -52,13 +52,23 @@ def from_vllm(error: Exception, prompt_field: str = "prompt") -> TailraceError:
 
 
 def from_validation(error: ValidationError, prompt_field: str) -> TailraceError:
-    """Name the field and say what is wrong with it; pydantic's own text would quote the input and class names."""
+    """The row of the table for a request that vLLM's types do not take."""
+    where, message = explain_validation(error)
+    # What is not a sampling parameter is in the prompt, or in a part of it that vLLM validates by itself.
+    return _invalid(where if where and SAMPLING_FIELD.fullmatch(where) else prompt_field, message)
+
+
+def explain_validation(error: ValidationError) -> tuple[str | None, str]:
+    """The field at fault and what is wrong with it, in a line; pydantic's own text would quote the input and class
+    names."""
     errors = error.errors(include_url=False, include_input=False)
     # A value that may be of several types fails for each of them; the one it was meant to be fails for another reason.
     first = next((one for one in errors if not one["type"].endswith("_type")), errors[0])
-    where = str(first["loc"][0]) if first["loc"] else ""
-    # What is not a sampling parameter is in the prompt, or in a part of it that vLLM validates by itself.
-    return _invalid(where if SAMPLING_FIELD.fullmatch(where) else prompt_field, _first_line(first["msg"]))
+    where = getattr(first.get("ctx", {}).get("error"), "parameter", None) or next(iter(first["loc"]), None)
+    message = _first_line(first["msg"]).removeprefix("Value error, ")
+    if where is None:
+        return None, message
+    return str(where), message if str(where) in message else f"{where}: {message}"
 
 
 def _invalid(field: str, message: str) -> InvalidRequest:

@@ -1,26 +1,21 @@
 """The real engine: vLLM's `AsyncLLM`, in this process, with its engine core and workers in processes of their own.
 
 Prompts are built, validated and tokenised by vLLM's own serving classes, so that a request means here what it means to
-`vllm serve`. This module, `vllm_args` and `vllm_errors` are the only ones that import vLLM.
+`vllm serve`.
 """
 
 import asyncio
 import logging
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic import ValidationError
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.entrypoints.launchers.cli_args import resolve_default_chat_template_kwargs
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
 from vllm.platforms import current_platform
-from vllm.renderers.chat_utils import load_chat_template
-from vllm.renderers.online_renderer import OnlineRenderer
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -29,30 +24,33 @@ from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollec
 from engine import embedded_model
 from engine.child_processes import end_child_processes, set_main_of_children, shield_children_from_ctrl_c
 from engine.engine_thread import EngineThread
-from engine.errors import ContextLength, InvalidRequest, ModelNotFound
-from engine.interface import Delta, GenerationRequest
-from engine.queue_watch import QueueWatch
-from engine.vllm_errors import from_validation, from_vllm
+from engine.errors import ContextLength
+from engine.interface import AnyRequest, Delta, GenerationRequest, PreparedRequest
+from engine.serving import Serving
+from engine.vllm.errors import from_validation, from_vllm
+from engine.vllm.off_loop import OffLoop
+from engine.vllm.queue_watch import QueueWatch
+from engine.vllm.serving import OpenAIRequest, ReadReasoning, VllmServing, refuse_endless
 
 logger = logging.getLogger("tailrace.engine")
 
 # How long the engine core gets to end by itself before it is killed. Its own stop took 4.4 s on the CPU when measured.
 STOP_TIMEOUT_S = 10.0
 
-# A request larger than this is prepared in a thread. vLLM validates and renders chats in Python, at up to 0.6 s a MB of
-# them: this much is 20 ms at worst.
-OFF_LOOP_BYTES = 32 << 10
-
-OpenAIRequest: TypeAlias = CompletionRequest | ChatCompletionRequest
-
 
 class VllmSource:
     """One request inside `AsyncLLM`, read from its collector, without the generator that `generate` puts around it."""
 
     def __init__(
-        self, llm: AsyncLLM, collector: RequestOutputCollector, num_prompt_tokens: int, queue: QueueWatch
+        self,
+        llm: AsyncLLM,
+        collector: RequestOutputCollector,
+        num_prompt_tokens: int,
+        queue: QueueWatch,
+        read_reasoning: ReadReasoning | None = None,
     ) -> None:
         self._llm = llm
+        self._read_reasoning = read_reasoning
         self._queue = queue
         queue.enter(collector.request_id)
         self._collector = collector
@@ -73,21 +71,38 @@ class VllmSource:
                 output = await self._collector.get()
         except Exception as error:
             raise from_vllm(error) from error
-        completion = output.outputs[0]
         if not self._has_started:
             self._has_started = True
             self._queue.leave(self._collector.request_id)
-        return Delta(completion.text, completion.token_ids, completion.finish_reason)
+        if self._read_reasoning is not None:
+            return self._read_reasoning(output)
+        completion = output.outputs[-1]
+        if len(output.outputs) == 1:
+            # Of several choices, the last to end ends the request.
+            finish_reason = completion.finish_reason if output.finished else None
+            return Delta(completion.text, completion.token_ids, finish_reason, raw=output)
+        token_ids = [token_id for choice in output.outputs for token_id in choice.token_ids]
+        text = "".join(choice.text for choice in output.outputs)
+        return Delta(text, token_ids, completion.finish_reason if output.finished else None, raw=output)
 
     @property
     def phase(self) -> str:
-        return "queued" if self._queue.is_waiting(self._collector.request_id) else "prefill"
+        request_id = self._collector.request_id
+        processor = self._llm.output_processor
+        parent = processor.parent_requests.get(request_id)
+        children = parent.child_requests if parent is not None else (request_id,)
+        states = (processor.request_states.get(child) for child in children)
+        if any(state is not None and not state.is_prefilling for state in states):
+            return "decode"
+        return "queued" if self._queue.is_waiting(request_id) else "prefill"
 
     def take_rest(self) -> int:
         self._queue.leave(self._collector.request_id)
         output = self._collector.output
         self._collector.output = None
-        return 0 if output is None or isinstance(output, Exception) else len(output.outputs[0].token_ids)
+        if output is None or isinstance(output, Exception):
+            return 0
+        return sum(len(choice.token_ids) for choice in output.outputs)
 
     async def abort(self) -> None:
         """`AsyncLLM.abort` puts a last output into the collector, which wakes a waiting `next`."""
@@ -113,112 +128,81 @@ class VllmEngine:
         self._uses_embedded_model = uses_embedded_model
         self._served_names: list[str] = args.served_model_name or [args.model]
         self._thread = EngineThread()
-        # Two, so that one giant does not make the next wait, and many do not fight with the event loop.
-        self._off_loop = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tailrace-prepare")
+        self._off_loop = OffLoop()
         self._starting: asyncio.Future[AsyncLLM] | None = None
         self._llm: AsyncLLM | None = None
-        self._renderer: OnlineRenderer | None = None
-        self._default_sampling: dict[str, Any] = {}
-        self._override_max_tokens: int | None = None
+        self._serving: VllmServing | None = None
         self._stopped = False
 
     @property
     def model(self) -> str:
         return self._served_names[0]
 
+    @property
+    def serving(self) -> Serving:
+        assert self._serving is not None, "serving before start"
+        return self._serving
+
     async def start(self) -> None:
         self._starting = self._thread.run(self._load)
         self._llm = await self._starting
         _keep_output_before_failure(self._llm.output_processor)
         _count_late_tokens(self._llm.output_processor, self._on_late_tokens)
-        # The first call also starts the task that hears of the engine's death.
-        await self._llm.get_supported_tasks()
+        # Its first question also starts the task that hears of the engine's death.
+        self._serving = await VllmServing.create(self._llm, self._args, self._off_loop)
+        # vLLM's own modules are a million objects that never die. A full collection that looked at them all stopped the
+        # event loop for 0.4 s when a large request set one off.
+        freeze_gc_heap()
 
     def _load(self) -> AsyncLLM:
         if self._uses_embedded_model:
             self._args.model = str(embedded_model.prepare())
         shield_children_from_ctrl_c()
         set_main_of_children(shares_cores=current_platform.is_cpu())
-        llm = AsyncLLM.from_engine_args(
+        return AsyncLLM.from_engine_args(
             AsyncEngineArgs.from_cli_args(self._args),
             usage_context=UsageContext.OPENAI_API_SERVER,
             stat_loggers=None if self._args.disable_log_stats else [self._queue.stat_logger],
         )
-        config = llm.model_config
-        self._default_sampling = config.get_diff_sampling_param()
-        # The same rule as vLLM's own routes: a generation config that the user chose may cap every request.
-        if config.generation_config not in ("auto", "vllm"):
-            self._override_max_tokens = self._default_sampling.get("max_tokens")
-        else:
-            self._override_max_tokens = config.override_generation_config.get("max_new_tokens")
-        self._renderer = OnlineRenderer(
-            config,
-            llm.renderer,
-            request_logger=None,
-            chat_template=load_chat_template(self._args.chat_template),
-            chat_template_content_format=self._args.chat_template_content_format,
-            trust_request_chat_template=self._args.trust_request_chat_template,
-            default_chat_template_kwargs=resolve_default_chat_template_kwargs(self._args),
-        )
-        self._renderer.warmup()
-        # vLLM's own modules are a million objects that never die. A full collection that looked at them all stopped the
-        # event loop for 0.4 s when a large request set one off.
-        freeze_gc_heap()
-        return llm
 
-    @property
-    def _is_traced(self) -> bool:
-        assert self._llm is not None
-        return self._llm.observability_config.otlp_traces_endpoint is not None
-
-    async def submit(self, request: GenerationRequest, request_id: str) -> VllmSource:
+    async def submit(self, request: AnyRequest, request_id: str) -> VllmSource:
         assert self._llm is not None, "submit before start"
-        if request.model is not None and request.model not in self._served_names:
-            raise ModelNotFound("this server does not serve that model", param="model")
+        if isinstance(request, PreparedRequest):
+            return await self._add(request, request_id, "prompt")
         try:
             self._llm.check_admission(request_id=request_id)
-            self._refuse_endless(request)
-            prompt, num_prompt_tokens, params = await self._prepare_beside(request)
-            collector = await self._llm.add_request(
-                request_id,
-                prompt,
-                params,
-                priority=request.priority or 0,
-                trace_headers=request.trace_headers if self._is_traced else None,
+            refuse_endless(
+                request.prompt_field, request.messages or request.prompt, self._llm.model_config.max_model_len
             )
+            prepared, read = await self._off_loop.run(request.num_bytes, lambda: self._prepare(request))
         except ValidationError as error:
             raise from_validation(error, request.prompt_field) from error
         except Exception as error:
             raise from_vllm(error, request.prompt_field) from error
-        return VllmSource(self._llm, collector, num_prompt_tokens, self._queue)
+        return await self._add(prepared, request_id, request.prompt_field, read)
 
-    def _refuse_endless(self, request: GenerationRequest) -> None:
-        """What has more parts than the context has tokens cannot fit, whatever the parts are; do not look at them."""
+    async def _add(
+        self, request: PreparedRequest, request_id: str, prompt_field: str, read: ReadReasoning | None = None
+    ) -> VllmSource:
         assert self._llm is not None
-        max_model_len = self._llm.model_config.max_model_len
-        if request.messages is not None:
-            contents = (message.get("content") for message in request.messages)
-            num_parts = len(request.messages) + sum(len(parts) for parts in contents if isinstance(parts, list))
-        else:
-            num_parts = 0 if isinstance(request.prompt, str) else len(request.prompt or ())
-        if num_parts > max_model_len:
-            raise ContextLength(
-                f"{request.prompt_field} has {num_parts} parts; this model's context has {max_model_len} tokens",
-                param=request.prompt_field,
-            )
+        options = dict(request.options)
+        if self._llm.observability_config.otlp_traces_endpoint is None:
+            options.pop("trace_headers", None)  # vLLM would complain
+        try:
+            collector = await self._llm.add_request(request_id, request.prompt, request.params, **options)
+        except Exception as error:
+            raise from_vllm(error, prompt_field) from error
+        num_prompt_tokens = len(request.prompt.get("prompt_token_ids") or ())
+        return VllmSource(self._llm, collector, num_prompt_tokens, self._queue, read)
 
-    async def _prepare_beside(self, request: GenerationRequest) -> tuple[Any, int, Any]:
-        """`_prepare`, off the event loop where it may take long."""
-        if request.num_bytes <= OFF_LOOP_BYTES:
-            return await self._prepare(request)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._off_loop, lambda: asyncio.run(self._prepare(request)))
-
-    async def _prepare(self, request: GenerationRequest) -> tuple[Any, int, Any]:
-        """The rendered prompt, its length in tokens, and vLLM's sampling parameters."""
+    async def _prepare(self, request: GenerationRequest) -> tuple[PreparedRequest, ReadReasoning | None]:
+        """Render, tokenise, check the length; and how to tell reasoning in the output, where the model does that."""
+        serving = self._serving
         assert self._llm is not None
-        openai_request = _openai_request(request, self.model)
-        prompt = await self._render(openai_request)
+        assert serving is not None
+        openai_request = _openai_request(request, request.model or self.model)
+        lora_request = serving.adapter_of(openai_request)
+        prompt = await serving.render(openai_request)
         num_prompt_tokens = len(prompt["prompt_token_ids"])
         max_model_len = self._llm.model_config.max_model_len
         if num_prompt_tokens >= max_model_len:
@@ -227,27 +211,25 @@ class VllmEngine:
                 " there is no room for an answer",
                 param=request.prompt_field,
             )
+        chat = serving.chat
         max_tokens = get_max_tokens(
             max_model_len,
             request.sampling.max_tokens,
             num_prompt_tokens,
-            self._default_sampling,
-            self._override_max_tokens,
+            chat.default_sampling_params,
+            chat.override_max_tokens,
         )
-        return prompt, num_prompt_tokens, openai_request.to_sampling_params(max_tokens, self._default_sampling)
-
-    async def _render(self, openai_request: OpenAIRequest) -> Any:
-        """Template and tokenise, in vLLM's own threads."""
-        assert self._renderer is not None
-        if isinstance(openai_request, CompletionRequest):
-            rendered = await self._renderer.render_completion(openai_request)
-        else:
-            rendered = await self._renderer.render_chat(openai_request)
-            if isinstance(rendered, tuple):
-                _, rendered = rendered
-        if isinstance(rendered, ErrorResponse):
-            raise InvalidRequest(rendered.error.message, param=rendered.error.param)
-        return rendered[0]
+        params = openai_request.to_sampling_params(max_tokens, chat.default_sampling_params)
+        options = {
+            "priority": request.priority or 0,
+            "trace_headers": request.trace_headers,
+            "lora_request": lora_request,
+        }
+        read = None
+        if isinstance(openai_request, ChatCompletionRequest):
+            reasoning_options, read = serving.reasoning_of(openai_request, prompt["prompt_token_ids"])
+            options |= reasoning_options
+        return PreparedRequest(prompt, params, options), read
 
     def is_dead(self) -> bool:
         return self._llm is not None and bool(self._llm.errored)
@@ -262,7 +244,7 @@ class VllmEngine:
         elif self._starting is not None:
             # Nothing can interrupt the load from outside but the end of the processes that it waits for.
             self._starting.cancel()
-        self._off_loop.shutdown(wait=False, cancel_futures=True)
+        self._off_loop.stop()
         await asyncio.to_thread(end_child_processes)
 
 

@@ -1,0 +1,96 @@
+"""The response under every answer that is not streamed: worked out while its reader is watched, then sent whole.
+
+Invariant: as of `EventStream`, the response owns its work.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from engine.errors import TailraceError
+from engine.interface import Work
+from metrics.timing import StreamTiming
+from routes.connection import Connection, connection_of
+from routes.delivery import Delivery
+from routes.meter import Meter
+from routes.request_record import RequestRecord, record_of, route_of
+
+
+class PlainAnswer(Response):
+    """Sends what `answer` returns; stops the work when the reader leaves before that, or takes no byte of it.
+
+    Raises:
+        TailraceError: the work failed, and nothing was sent.
+    """
+
+    def __init__(self, work: Work, answer: Callable[[], Awaitable[Response]], delivery: Delivery) -> None:
+        super().__init__()
+        self._work = work
+        self._answer = answer
+        self._delivery = delivery
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record, connection = record_of(scope), connection_of(scope)
+        meter = Meter(self._delivery.instruments, route_of(scope), self._work, StreamTiming(record.started_s))
+        record.outcome = "disconnected"
+        try:
+            with meter.open():
+                async with self._work:
+                    await self._race(meter, record, connection, scope, receive, send)
+        except TailraceError as error:
+            record.outcome = error.code
+            raise
+        finally:
+            meter.close(record)
+
+    async def _race(
+        self,
+        meter: Meter,
+        record: RequestRecord,
+        connection: Connection | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        answering = asyncio.ensure_future(self._answer())
+        leaving = asyncio.ensure_future(_disconnect(receive))
+        try:
+            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not answering.done():
+                await meter.on_reader_gone(connection, record)
+                return
+        finally:
+            for task in (answering, leaving):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+        response = answering.result()
+
+        def on_stalled() -> None:
+            record.outcome = "stalled"
+            assert connection is not None
+            connection.cut()
+
+        watch = connection.watched(self._delivery.stall_timeout_s, on_stalled) if connection else None
+        with watch or contextlib.nullcontext():
+            await response(scope, receive, send)
+        if record.outcome == "disconnected" and (connection is None or connection.lost_s is None):
+            record.outcome = outcome_of(response.status_code)
+            meter.on_all_delivered()
+
+
+# What a refusal counts as that came in another API's words.
+OUTCOMES = {404: "model_not_found", 413: "body_too_large", 503: "overloaded"}
+
+
+def outcome_of(status: int) -> str:
+    """A word of the error table for an answer with `status`."""
+    return "completed" if status < 400 else OUTCOMES.get(status, "invalid_request" if status < 500 else "internal")
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue

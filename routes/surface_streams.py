@@ -1,0 +1,123 @@
+"""The responses under the streams of OpenAI's and Anthropic's surfaces."""
+
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable
+
+import orjson
+
+from engine.call import Call
+from engine.errors import TailraceError
+from engine.serving import CommonStream, RawEvents, Surface
+from routes.chunks import DONE, ChunkEncoder, error_block, has_text
+from routes.delivery import Delivery
+from routes.errors import anthropic_error
+from routes.event_stream import EventStream
+
+
+class ChunkStream(EventStream):
+    """A chat or a completion whose chunks are encoded here."""
+
+    def __init__(self, stream: CommonStream, delivery: Delivery) -> None:
+        super().__init__(stream.generation, delivery)
+        self._stream = stream
+
+    async def _blocks(self) -> AsyncIterator[bytes]:
+        stream = self._stream
+        encoder = ChunkEncoder(stream)
+        opening = encoder.opening()
+        try:
+            async for delta in stream.generation:
+                if self._is_reader_gone:
+                    return
+                choices = stream.read(delta)
+                if opening or choices:
+                    yield opening + encoder.chunks(choices)
+                    opening = b""
+                    if any(map(has_text, choices)):
+                        self._on_token_written()
+        except Exception as error:
+            yield self._failed(error)
+            return
+        if stream.generation.finish_reason is not None and not self._is_reader_gone:
+            last = stream.last_chunk()
+            yield (b"data: %b\n\n" % orjson.dumps(last) if last else b"") + DONE
+            self._on_finished()
+
+    def _error_block(self, error: TailraceError) -> bytes:
+        return error_block(error)
+
+
+class RawStream(EventStream):
+    """What the engine's own serving layer writes, block by block; its clock, its reader and its errors are ours."""
+
+    def __init__(self, surface: Surface, events: RawEvents, call: Call, delivery: Delivery) -> None:
+        super().__init__(call, delivery)
+        self._surface = surface
+        self._events = events
+        self._call = call
+        self._num_blocks = 0
+
+    async def _blocks(self) -> AsyncIterator[bytes]:
+        carries_text = CARRIES_TEXT[self._surface]
+        try:
+            async with contextlib.aclosing(self._events.blocks) as blocks:  # type: ignore[type-var]
+                async for block in blocks:
+                    if self._is_reader_gone:
+                        return
+                    if self._call.failure is not None:  # which vLLM's layer tells of in its own words
+                        break
+                    yield block.encode()
+                    self._num_blocks += 1
+                    if carries_text(block):
+                        self._on_token_written()
+            if self._call.failure is not None:
+                raise self._call.failure
+        except Exception as error:
+            yield self._failed(self._call.failure or error)
+            return
+        if not self._is_reader_gone:
+            self._on_finished()
+
+    def _error_block(self, error: TailraceError) -> bytes:
+        if self._surface is Surface.MESSAGES:
+            return b"event: error\ndata: %b\n\n" % orjson.dumps(anthropic_error(error))
+        if self._surface is Surface.RESPONSES:
+            fields = {
+                "type": "error",
+                "sequence_number": self._num_blocks,
+                "code": error.code,
+                "message": error.message,
+                "param": error.param,
+            }
+            return b"event: error\ndata: %b\n\n" % orjson.dumps(fields)
+        return error_block(error)
+
+
+def _chunk_carries_text(block: str) -> bool:
+    """A chunk with any text in it; a role, an end or a usage is no token."""
+    data = block.removeprefix("data: ")
+    if not data.startswith("{"):
+        return False
+    choices = orjson.loads(data).get("choices", ())
+    deltas = (choice.get("delta", {"text": choice.get("text")}) for choice in choices)
+    return any(value for delta in deltas for name, value in delta.items() if name != "role")
+
+
+_RESPONSE_DELTA = re.compile(r"event: response\.\w+\.delta\n")
+
+
+def _response_carries_text(block: str) -> bool:
+    return _RESPONSE_DELTA.match(block) is not None
+
+
+def _message_carries_text(block: str) -> bool:
+    return block.startswith("event: content_block_delta\n") and '"signature_delta"' not in block
+
+
+CARRIES_TEXT: dict[Surface, Callable[[str], bool]] = {
+    Surface.CHAT: _chunk_carries_text,
+    Surface.COMPLETIONS: _chunk_carries_text,
+    Surface.RESPONSES: _response_carries_text,
+    Surface.MESSAGES: _message_carries_text,
+}
