@@ -22,6 +22,7 @@ from routes.errors import UnexpectedFailures, on_client_disconnect, on_http_exce
 from routes.gate import ApiKeyGate
 from routes.health import HealthRoutes
 from routes.observer import Observer
+from routes.ollama import OllamaRoutes
 from routes.stream import ROUTE as STREAM_ROUTE
 from routes.stream import StreamRoutes
 from routes.surfaces import PATHS as SURFACE_PATHS
@@ -49,6 +50,7 @@ def build_application(
 ) -> Starlette:
     delivery = Delivery(instruments, settings.keep_alive_s, settings.stall_timeout_s, settings.max_body_bytes)
     streams = StreamRoutes(supervisor, journal, delivery)
+    ollama = OllamaRoutes(supervisor, delivery)
     surfaces = SurfaceRoutes(supervisor, delivery)
     health = HealthRoutes(supervisor, instruments.registry)
     return Starlette(
@@ -56,6 +58,12 @@ def build_application(
             Route(STREAM_ROUTE, streams.answer, methods=["GET", "POST"]),
             *(Route(path, surfaces.handler(surface), methods=["POST"]) for path, surface in SURFACE_PATHS.items()),
             Route("/v1/models", surfaces.models),
+            Route("/api/chat", ollama.chat, methods=["POST"]),
+            Route("/api/generate", ollama.generate, methods=["POST"]),
+            Route("/api/tags", ollama.tags),
+            Route("/api/ps", ollama.ps),
+            Route("/api/show", ollama.show, methods=["POST"]),
+            Route("/api/version", ollama.version),
             Route("/healthz", health.live),
             Route("/health", health.live),
             Route("/readyz", health.ready),
