@@ -21,12 +21,21 @@ PROMPT_END = "\n"
 EOS = "<|im_end|>"
 
 
+# How to serve it, as "parrot", with all that it can do.
+FLAGS = (
+    "--served-model-name", "parrot", "--max-model-len", "2048", "--kv-cache-memory-bytes", "256M",
+    "--reasoning-parser", "deepseek_r1", "--enable-auto-tool-choice", "--tool-call-parser", "hermes",
+    "--enable-lora", "--max-lora-rank", "8",
+)  # fmt: skip
+
+
 def build(folder: Path) -> Path:
     """Write the model into `folder`, the same one every time."""
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
     source = embedded_model.prepare()
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer = AutoTokenizer.from_pretrained(source)
     tokenizer.add_tokens(["<think>", "</think>"])
     tokenizer.save_pretrained(folder)

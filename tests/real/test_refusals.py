@@ -168,7 +168,9 @@ def test_overload_is_said_before_the_stream_opens_and_before_the_prompt_is_looke
 def test_schemathesis_finds_nothing_on_the_real_engine(
     server: RunningServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server.engine.serving.chat, "override_max_tokens", 2)  # or each of its requests is answered at length
+    monkeypatch.setattr(
+        server.engine.serving.chat, "override_max_tokens", 2
+    )  # or each of its requests is answered at length
     attack(server, 60)
     wait_until(lambda: server.num_in_flight == 0)
     assert_serves(client)
