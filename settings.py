@@ -80,8 +80,8 @@ CHANGED_FLAGS = (
     Flag("shutdown-timeout", NON_NEGATIVE_INT, 25, "Seconds that streams in flight may run on after SIGTERM."),
     Flag(
         "sse-keep-alive-interval",
-        NON_NEGATIVE_INT,
-        15,
+        NON_NEGATIVE,
+        15.0,
         "Seconds without bytes after which a comment goes out; 0 turns it off.",
     ),
 )
@@ -127,7 +127,7 @@ def load(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settin
 
     from engine.vllm import args as vllm_args  # takes 6 s, which the scripted engine does without
 
-    changed = {flag.dest: _default(flag, environ) for flag in CHANGED_FLAGS}
+    changed = {flag.dest: (flag.type, _default(flag, environ)) for flag in CHANGED_FLAGS}
     args, ignored = vllm_args.parse(argv, lambda parser: _add(parser, OWN_FLAGS, environ), changed)
     uses_embedded_model = args.model is None
     if uses_embedded_model:

@@ -3,7 +3,7 @@
 import argparse
 import os
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.platforms import current_platform
@@ -31,9 +31,13 @@ REFUSED = ("headless", "grpc", "grpc_port", "tokens_only", "enable_scale_out", "
 
 
 def parse(
-    argv: Sequence[str], add_own_flags: Callable[[argparse.ArgumentParser], None], defaults: dict[str, object]
+    argv: Sequence[str],
+    add_own_flags: Callable[[argparse.ArgumentParser], None],
+    changed: Mapping[str, tuple[Callable[[str], object], object]],
 ) -> tuple[Namespace, list[str]]:
     """Parse `[MODEL] [flags]` as `vllm serve` does, plus the flags that `add_own_flags` adds.
+
+    `changed` has the type and the default of each flag of vLLM's that is another one here.
 
     Returns the namespace, whose `model` is None when none was named, and the flags given that have no effect here.
     Exits with a usage message on bad flags.
@@ -44,7 +48,10 @@ def parse(
     make_arg_parser(parser)
     add_own_flags(parser)
     untouched = vars(parser.parse_args([]))
-    parser.set_defaults(model=None, enforce_eager=None, use_tqdm_on_load=False, **defaults)
+    parser.set_defaults(model=None, enforce_eager=None, use_tqdm_on_load=False)
+    for action in parser._actions:
+        if action.dest in changed:
+            action.type, action.default = changed[action.dest]
     args = parser.parse_args(list(argv))
     args.model = args.model_tag or args.model
     if args.enforce_eager is None:

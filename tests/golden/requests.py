@@ -1,5 +1,4 @@
-"""What is asked of `vllm serve` and of Tailrace alike: every parameter that clients send, streamed and not, and requests
-that must be refused."""
+"""What is asked of `vllm serve` and of Tailrace alike: all that clients send, and what must be refused."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import httpx
 import pytest
 
+from engine.vllm.serving import VllmServing
 from tests.event_source import done, parse
 from tests.real.conftest import MAX_MODEL_LEN, MAX_NUM_QUEUED_REQS
 from tests.routes.test_openapi import attack
@@ -168,9 +169,9 @@ def test_overload_is_said_before_the_stream_opens_and_before_the_prompt_is_looke
 def test_schemathesis_finds_nothing_on_the_real_engine(
     server: RunningServer, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        server.engine.serving.chat, "override_max_tokens", 2
-    )  # or each of its requests is answered at length
+    serving = server.engine.serving
+    assert isinstance(serving, VllmServing)
+    monkeypatch.setattr(serving.chat, "override_max_tokens", 2)  # or each of its requests is answered at length
     attack(server, 60)
     wait_until(lambda: server.num_in_flight == 0)
     assert_serves(client)
