@@ -298,6 +298,7 @@ class VllmServing:
 
     async def _validate(self, surface: Surface, body: Json, num_bytes: int) -> Any:
         self._refuse_endless(body)
+        self._refuse_misshapen(body)
         if body.get("background"):
             raise InvalidRequest("background responses are not supported here", param="background")
 
@@ -305,6 +306,15 @@ class VllmServing:
             return REQUESTS[surface](body).model_validate(body)
 
         return await self._off_loop.run(num_bytes, validate)
+
+    def _refuse_misshapen(self, body: Json) -> None:
+        """What vLLM would stumble over before it could name the field."""
+        for name in ("messages", "tools"):
+            value = body.get(name)
+            if value is not None and not (isinstance(value, list) and all(isinstance(one, dict) for one in value)):
+                raise InvalidRequest(f"{name} must be a list of objects", param=name)
+        if not isinstance(body.get("stream_options") or {}, dict):
+            raise InvalidRequest("stream_options must be an object", param="stream_options")
 
     def _refuse_endless(self, body: Json) -> None:
         for name in ("messages", "prompt", "input", "tokens"):
