@@ -96,6 +96,13 @@ COMMON = {"model", "priority", *SAMPLING}
 QUERY_NAMES = frozenset({"prompt", "message", "system", "errors", "lastEventId", *COMMON})
 BODY_NAMES = frozenset({"prompt", "messages", *COMMON})
 
+# Of which an error in a body may say that it is in them: ours, and those of the other surfaces.
+NAMES = BODY_NAMES | {
+    "n", "input", "instructions", "logit_bias", "logprobs", "top_logprobs", "max_completion_tokens",
+    "max_output_tokens", "options", "format", "response_format", "stop_sequences", "stream", "stream_options", "system",
+    "tools", "tokens",
+}  # fmt: skip
+
 Fields = Mapping[str, Any]
 
 
@@ -163,7 +170,7 @@ def _broken_json(body: bytes, error: orjson.JSONDecodeError) -> InvalidRequest:
         before = body[: bad.start].decode()
         reason = "not valid UTF-8"
     names = re.findall(r'"(\w{1,32})"\s*:', before)
-    name = next((name for name in reversed(names) if name in BODY_NAMES), "body")
+    name = next((name for name in reversed(names) if name in NAMES), "body")
     return InvalidRequest(f"{name}: the body is not valid JSON: {reason}", param=name)
 
 

@@ -18,6 +18,9 @@ from routes.delivery import Delivery
 from routes.meter import Meter
 from routes.request_record import RequestRecord, record_of, route_of
 
+# As much as uvicorn's buffer holds before it makes the writer wait.
+PIECE_BYTES = 64 << 10
+
 
 class PlainAnswer(Response):
     """Sends what `answer` returns; stops the work when the reader leaves before that, or takes no byte of it.
@@ -39,7 +42,7 @@ class PlainAnswer(Response):
         try:
             with meter.open():
                 async with self._work:
-                    await self._race(meter, record, connection, scope, receive, send)
+                    await self._race(meter, record, connection, receive, send)
         except TailraceError as error:
             record.outcome = error.code
             raise
@@ -51,7 +54,6 @@ class PlainAnswer(Response):
         meter: Meter,
         record: RequestRecord,
         connection: Connection | None,
-        scope: Scope,
         receive: Receive,
         send: Send,
     ) -> None:
@@ -76,10 +78,20 @@ class PlainAnswer(Response):
 
         watch = connection.watched(self._delivery.stall_timeout_s, on_stalled) if connection else None
         with watch or contextlib.nullcontext():
-            await response(scope, receive, send)
+            await _send_in_pieces(response, send)
         if record.outcome == "disconnected" and (connection is None or connection.lost_s is None):
             record.outcome = outcome_of(response.status_code)
             meter.on_all_delivered()
+
+
+async def _send_in_pieces(response: Response, send: Send) -> None:
+    """uvicorn waits for room before it takes a piece, not after: of one large piece it would keep what a reader does not
+    take for as long as that reader likes."""
+    await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
+    body = bytes(response.body)
+    for start in range(0, max(len(body), 1), PIECE_BYTES):
+        end = start + PIECE_BYTES
+        await send({"type": "http.response.body", "body": body[start:end], "more_body": end < len(body)})
 
 
 # What a refusal counts as that came in another API's words.

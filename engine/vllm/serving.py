@@ -13,6 +13,7 @@ from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self, TypeAlias, TypeVar
@@ -57,7 +58,7 @@ from engine.errors import ContextLength, Internal, InvalidRequest, ModelNotFound
 from engine.generation import DROPPED, Generation
 from engine.interface import Delta, PreparedRequest
 from engine.serving import Answer, ChoiceDelta, CommonStream, Json, ModelCard, Plain, RawEvents, Surface
-from engine.vllm.errors import explain_validation
+from engine.vllm.errors import explain_validation, from_vllm
 from engine.vllm.off_loop import OffLoop
 
 logger = logging.getLogger("tailrace.engine")
@@ -277,7 +278,10 @@ class VllmServing:
         except CLIENT_FAULTS as error:
             if call.failure is not None:
                 raise call.failure from error
-            return _error(surface, create_error_response(error))
+            response = create_error_response(error)
+            if _is_fault(response):
+                raise from_vllm(error) from error
+            return _error(surface, response)
 
     async def _open(self, surface: Surface, body: Json, opening: _Opening) -> Answer:
         call = opening.call
@@ -378,10 +382,18 @@ def _refusal(surface: Surface, status: int, type: str, message: str, param: str 
     return Plain(status, {"error": {"message": message, "type": type, "param": param, "code": status}})
 
 
+def _is_fault(response: ErrorResponse) -> bool:
+    return bool(response.error.code >= 500 and response.error.code != HTTPStatus.NOT_IMPLEMENTED)
+
+
 def _error(surface: Surface, response: ErrorResponse) -> Plain:
-    """A refusal as vLLM words it. What is not the caller's fault it words with its own insides."""
+    """A refusal as vLLM words it.
+
+    Raises:
+        Internal: it is not the caller's fault; vLLM words that with its own insides.
+    """
     error = response.error
-    if error.code >= 500 and error.code not in (501, 503):
+    if _is_fault(response):
         raise Internal("the engine failed on this request")
     return _refusal(surface, error.code, error.type, error.message, error.param)
 

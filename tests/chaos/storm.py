@@ -5,13 +5,12 @@ that the server gave when it was at peace; the others leave, stall, send nonsens
 """
 
 import asyncio
-import json
 import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tests.event_source import joined_text, parse
+from tests.ways import Way, request_bytes, unchunked, way
 
 PROMPTS = (
     "Once upon a time",
@@ -23,6 +22,12 @@ PROMPTS = (
     "alpha beta",
     "Dear Sir,",
 )
+
+WAYS = tuple(
+    way(name) for name in ("stream", "chat", "chat, whole", "completion", "completion, whole", "message", "ollama chat")
+)
+
+MODEL = "tiny"
 
 HOSTILE = (
     b'{"prompt":"a","temperature":NaN}',
@@ -50,14 +55,15 @@ class Storm:
     seed: int
     seen: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    expected: dict[bytes, str] = field(default_factory=dict)
+    expected: dict[bytes, tuple[Way, str]] = field(default_factory=dict)
 
     async def learn(self) -> None:
         """Send the good requests one by one, for their texts."""
-        for prompt in PROMPTS:
-            for max_tokens in (1, 7, 40):
-                body = ask(prompt, max_tokens)
-                self.expected[body] = joined_text(parse((await self._exchange(body))[1]))
+        for one in WAYS:
+            for prompt in PROMPTS:
+                for max_tokens in (1, 7, 40):
+                    request = ask(one, prompt, max_tokens)
+                    self.expected[request] = (one, one.text((await self._exchange(request))[1]))
 
     async def rage(self, duration_s: float) -> None:
         """Send all kinds at once, until the time is up."""
@@ -82,17 +88,17 @@ class Storm:
                 self.seen[f"{kind}: {type(error).__name__}"] += 1
 
     async def _good(self, chance: random.Random) -> None:
-        body = chance.choice(list(self.expected))
-        status, answer = await self._exchange(body)
+        request = chance.choice(list(self.expected))
+        status, answer = await self._exchange(request)
         self.seen[f"good {status}"] += 1
         if status == 503:
             return
-        events = parse(answer)
-        if events[-1].data != "[DONE]" or joined_text(events) != self.expected[body]:
-            self.wrong.append(f"{body!r} gave {answer[-300:]!r}")
+        one, text = self.expected[request]
+        if not one.is_whole(answer) or one.text(answer) != text:
+            self.wrong.append(f"{request!r} gave {answer[-300:]!r}")
 
     async def _leave(self, chance: random.Random) -> None:
-        reader, writer = await self._send(ask(chance.choice(PROMPTS), 1500))
+        reader, writer = await self._send(ask(chance.choice(WAYS), chance.choice(PROMPTS), 1500))
         try:
             async with asyncio.timeout(chance.expovariate(4)):
                 while await reader.read(4096):
@@ -103,28 +109,29 @@ class Storm:
         self.seen["left"] += 1
 
     async def _stall(self, chance: random.Random) -> None:
-        _, writer = await self._send(ask(chance.choice(PROMPTS), 1900))
+        _, writer = await self._send(ask(chance.choice(WAYS), chance.choice(PROMPTS), 1900))
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # an asyncio.Transport in fact
         await asyncio.sleep(chance.uniform(1, 4))
         writer.transport.abort()
         self.seen["stalled"] += 1
 
     async def _hostile(self, chance: random.Random) -> None:
-        status, answer = await self._exchange(chance.choice(HOSTILE))
+        status, answer = await self._exchange(request_bytes(chance.choice(WAYS).path, chance.choice(HOSTILE)))
         self.seen[f"hostile {status}"] += 1
         if not 400 <= status < 500 and status != 503:
             self.wrong.append(f"a hostile request was answered by {status}: {answer[:300]!r}")
 
     async def _half_a_request(self, chance: random.Random) -> None:
         _, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        request = head(1000) + ask(chance.choice(PROMPTS), 5)
+        request = ask(chance.choice(WAYS), chance.choice(PROMPTS), 5)
         writer.write(request[: chance.randrange(len(request))])
         await asyncio.sleep(chance.uniform(0, 0.5))
         writer.transport.abort()
         self.seen["half a request"] += 1
 
     async def _crowd(self, chance: random.Random) -> None:
-        answers = await asyncio.gather(*[self._exchange(ask("crowd", 2)) for _ in range(CROWD)], return_exceptions=True)
+        requests = [ask(chance.choice(WAYS), "crowd", 2) for _ in range(CROWD)]
+        answers = await asyncio.gather(*map(self._exchange, requests), return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
                 self.seen[f"crowd {type(answer).__name__}"] += 1
@@ -133,14 +140,14 @@ class Storm:
             if answer[0] not in (200, 503):
                 self.wrong.append(f"one of a crowd was answered by {answer[0]}")
 
-    async def _send(self, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _send(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(head(len(body)) + body)
+        writer.write(request)
         return reader, writer
 
-    async def _exchange(self, body: bytes) -> tuple[int, bytes]:
+    async def _exchange(self, request: bytes) -> tuple[int, bytes]:
         """Send a request and read its answer to the end: status and body."""
-        reader, writer = await self._send(body)
+        reader, writer = await self._send(request)
         try:
             answer = await reader.read(-1)
         finally:
@@ -150,21 +157,5 @@ class Storm:
         return status, unchunked(rest) if b"chunked" in headers.lower() else rest
 
 
-def ask(prompt: str, max_tokens: int) -> bytes:
-    return json.dumps({"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}).encode()
-
-
-def head(num_bytes: int) -> bytes:
-    return b"POST /v1/stream HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: %d\r\n\r\n" % num_bytes
-
-
-def unchunked(rest: bytes) -> bytes:
-    """A body without its chunks' frames; stops where it was cut."""
-    body = b""
-    while rest:
-        size, _, rest = rest.partition(b"\r\n")
-        if not size:
-            break
-        count = int(size, 16)
-        body, rest = body + rest[:count], rest[count + 2 :]
-    return body
+def ask(one: Way, prompt: str, max_tokens: int) -> bytes:
+    return one.request(prompt, max_tokens, model=MODEL)

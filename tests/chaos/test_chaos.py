@@ -17,7 +17,7 @@ from engine.vllm.engine import VllmEngine
 from metrics.instruments import Instruments
 from routes.application import HttpSettings
 from tests import tiny_model
-from tests.chaos.storm import Storm
+from tests.chaos.storm import MODEL, Storm
 from tests.server import RunningServer, running, wait_until
 
 logger = logging.getLogger("tests")
@@ -33,8 +33,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     quiet.hold_back()
     model = str(tiny_model.build(tmp_path_factory.mktemp("tiny")))
     loaded = settings.load(
-        [model, "--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-queued-reqs", "40",
-         "--kv-cache-memory-bytes", "512M"]
+        [model, "--served-model-name", MODEL, "--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16",
+         "--max-num-queued-reqs", "40", "--kv-cache-memory-bytes", "512M"]
     )  # fmt: skip
     instruments = Instruments(CollectorRegistry())
     with running(VllmEngine(loaded.args), HttpSettings(access_log=False, stall_timeout_s=1.5), instruments) as server:

@@ -21,11 +21,8 @@ TOOLS: Any = [
         },
     }
 ]
-CALL = {
-    "structured_outputs": {
-        "regex": r'<tool_call>\n\{"name": "weather", "arguments": \{"city": "Oslo"\}\}\n</tool_call>'
-    }
-}
+CALL = r'<tool_call>\n\{"name": "weather", "arguments": \{"city": "Oslo"\}\}\n</tool_call>'
+CALLING = {"structured_outputs": {"regex": CALL}}
 SCHEMA: Any = {
     "type": "json_schema",
     "json_schema": {

@@ -18,6 +18,7 @@ from metrics.instruments import Instruments
 from routes.application import HttpSettings
 from routes.observer import Observer
 from tests.server import RunningServer, running, wait_until
+from tests.ways import SCRIPTED_WAYS, Way, answer, asked
 
 CANARY = "canary-7f3a"
 
@@ -54,6 +55,47 @@ def test_each_request_is_counted_once_with_its_outcome(
         wait_until(lambda: counted(server) == 1)
         assert counted(server, model="scripted", **labels) == 1
         assert server.metric("tailrace_request_duration_seconds_count", route=labels["route"]) == 1
+
+
+@pytest.mark.parametrize("way", SCRIPTED_WAYS, ids=str)
+def test_every_way_to_ask_is_counted_once_with_its_tokens(way: Way) -> None:
+    instruments = Instruments(CollectorRegistry())
+    with running(ScriptedEngine(Script(["a", "b", "c"], 0, 0)), instruments=instruments) as server:
+        with asked(server.port, way.request("one two", model="scripted")) as sock:
+            assert way.text(answer(sock).body) == "abc"
+        wait_until(lambda: counted(server) == 1)
+        labels = {"route": way.path, "model": "scripted"}
+        assert counted(server, outcome="completed", **labels) == 1
+        assert server.metric("tailrace_output_tokens_total", **labels) == 3
+        assert server.metric("tailrace_prompt_tokens_total", **labels) == 2
+        assert server.metric("tailrace_time_to_first_token_seconds_count", **labels) == way.streams
+        assert server.metric("tailrace_inter_token_latency_seconds_count", **labels) == 2 * way.streams
+        assert server.metric("tailrace_request_duration_seconds_count", **labels) == 1
+        assert server.metric("tailrace_discarded_tokens_total") == 0
+        assert server.metric("tailrace_streams_in_flight") == 0
+
+
+@pytest.mark.parametrize("way", SCRIPTED_WAYS, ids=str)
+def test_the_engine_s_death_is_told_in_every_way(way: Way) -> None:
+    with running(ScriptedEngine(Script(["a", "b"], 0, 0, die_after=1))) as server:
+        with asked(server.port, way.request(model="scripted")) as sock:
+            got = answer(sock)
+        assert got.status == (200 if way.streams else 503)
+        assert way.error(got.body) == "the engine has died"
+        assert b"[DONE]" not in got.body
+        wait_until(lambda: counted(server, route=way.path, outcome="engine_dead") == 1)
+
+
+@pytest.mark.parametrize("way", SCRIPTED_WAYS, ids=str)
+def test_a_reader_that_leaves_is_counted_with_what_it_cost(way: Way) -> None:
+    engine = ScriptedEngine(Script(["a"] * 1000, 0, 0.02))
+    with running(engine) as server:
+        with asked(server.port, way.request(model="scripted")):
+            wait_until(lambda: any(source.phase == "decode" for source in list(engine.running)))
+        wait_until(lambda: counted(server, route=way.path, outcome="disconnected") == 1)
+        assert not engine.running
+        assert server.metric("tailrace_disconnects_total", phase="decode") == 1
+        assert server.metric("tailrace_abort_seconds_count") == 1
 
 
 def test_death_in_mid_stream_and_stalls_are_counted_by_their_names() -> None:

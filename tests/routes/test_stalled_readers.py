@@ -12,9 +12,9 @@ import pytest
 from engine.scripted import Script, ScriptedEngine
 from routes.application import HttpSettings
 from routes.connection import Progress
-from tests.chaos.storm import unchunked
-from tests.event_source import done, joined_text, parse
+from tests.event_source import done, parse
 from tests.server import RunningServer, running, wait_until
+from tests.ways import SCRIPTED_WAYS, Way, answer, asked, way
 
 logger = logging.getLogger("tests")
 
@@ -44,9 +44,10 @@ def num_stalled(server: RunningServer) -> float:
     return server.metric("tailrace_requests_total", outcome="stalled")
 
 
-def test_a_reader_that_takes_nothing_is_aborted(server: RunningServer) -> None:
+@pytest.mark.parametrize("way", [way for way in SCRIPTED_WAYS if way.streams], ids=str)
+def test_a_reader_that_takes_nothing_is_aborted(server: RunningServer, way: Way) -> None:
     assert isinstance(server.engine, ScriptedEngine)
-    with ask(server) as sock:
+    with asked(server.port, way.request(model="scripted"), receive_buffer=4096) as sock:
         sock.recv(100)
         took_s = wait_until(lambda: num_stalled(server) == 1, 3 * STALL_TIMEOUT_S, "the stall")
         assert took_s >= 0.9 * STALL_TIMEOUT_S
@@ -57,18 +58,30 @@ def test_a_reader_that_takes_nothing_is_aborted(server: RunningServer) -> None:
                 pass
 
 
-def test_a_slow_reader_gets_the_complete_text(server: RunningServer) -> None:
-    with ask(server) as sock:
-        body = b""
-        started_s = time.monotonic()
-        while chunk := sock.recv(2048):
-            body += chunk
-            if len(body) < 400_000:
-                threading.Event().wait(0.01)
-        assert time.monotonic() - started_s > 2 * STALL_TIMEOUT_S
-    events = parse(unchunked(body.partition(b"\r\n\r\n")[2]))
-    assert joined_text(events) == "".join(TEXT)
-    assert done(events)["usage"]["completion_tokens"] == len(TEXT)
+def test_a_whole_answer_that_the_kernel_cannot_hold_is_not_waited_for_either() -> None:
+    settings = HttpSettings(access_log=False, stall_timeout_s=STALL_TIMEOUT_S)
+    chat = way("chat, whole")
+    with running(ScriptedEngine(Script(["x" * 10_000] * 2_000, 0, 0)), settings) as server:
+        with asked(server.port, chat.request(max_tokens=2_000, model="scripted"), receive_buffer=4096) as sock:
+            sock.recv(100)
+            wait_until(lambda: num_stalled(server) == 1, 3 * STALL_TIMEOUT_S, "the stall")
+        assert server.metric("tailrace_output_tokens_total") == 0
+        assert server.metric("tailrace_discarded_tokens_total", reason="stalled") == 2_000
+
+
+@pytest.mark.parametrize("way", SCRIPTED_WAYS, ids=str)
+def test_a_slow_reader_gets_the_complete_text(server: RunningServer, way: Way) -> None:
+    started_s = time.monotonic()
+
+    def pause(num_bytes: int) -> None:
+        if num_bytes < 400_000:
+            threading.Event().wait(0.01)
+
+    with asked(server.port, way.request(model="scripted"), receive_buffer=4096) as sock:
+        got = answer(sock, pause)
+    assert time.monotonic() - started_s > 2 * STALL_TIMEOUT_S
+    assert way.is_whole(got.body)
+    assert way.text(got.body) == "".join(TEXT)
     assert num_stalled(server) == 0
 
 
