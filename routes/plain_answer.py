@@ -85,8 +85,7 @@ class PlainAnswer(Response):
 
 
 async def _send_in_pieces(response: Response, send: Send) -> None:
-    """uvicorn waits for room before it takes a piece, not after: of one large piece it would keep what a reader does not
-    take for as long as that reader likes."""
+    """uvicorn waits for room before it takes a piece, and not after: a large one it would keep for ever."""
     await send({"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers})
     body = bytes(response.body)
     for start in range(0, max(len(body), 1), PIECE_BYTES):

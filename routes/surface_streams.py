@@ -74,7 +74,8 @@ class RawStream(EventStream):
             if self._call.failure is not None:
                 raise self._call.failure
         except Exception as error:
-            yield self._failed(self._call.failure or error)
+            if not self._is_reader_gone:  # vLLM's layer stumbles over a generation that was aborted for good reason
+                yield self._failed(self._call.failure or error)
             return
         if not self._is_reader_gone:
             self._on_finished()

@@ -33,11 +33,11 @@ class Way:
     def __str__(self) -> str:
         return self.name
 
-    def body(self, prompt: str = STORY, max_tokens: int = 1000, model: str = EMBEDDED, **more: Any) -> bytes:
+    def body(self, prompt: str = STORY, max_tokens: int = 1000, /, model: str = EMBEDDED, **more: Any) -> bytes:
         stream = {} if self.path == "/v1/stream" else {"stream": self.streams}
         return json.dumps({"model": model} | self.fields(prompt, max_tokens) | stream | more).encode()
 
-    def request(self, prompt: str = STORY, max_tokens: int = 1000, **more: Any) -> bytes:
+    def request(self, prompt: str = STORY, max_tokens: int = 1000, /, **more: Any) -> bytes:
         """The bytes of a whole request, after whose answer the connection is closed."""
         return request_bytes(self.path, self.body(prompt, max_tokens, **more))
 

@@ -21,6 +21,7 @@ from typing import Any, Self, TypeAlias, TypeVar
 from jinja2 import TemplateError
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, State
+from vllm import envs
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
 from vllm.entrypoints.generate.base.protocol import UsageInfo
 from vllm.entrypoints.generate.base.serving import build_per_request_timing_metrics, build_spec_decoding_metrics
@@ -65,6 +66,9 @@ logger = logging.getLogger("tailrace.engine")
 
 # What vLLM's layer raises when the request is at fault: its own errors, and Python's, which it has not replaced yet.
 CLIENT_FAULTS = (VLLMError, ValueError, TypeError, OverflowError, NotImplementedError, TemplateError)
+
+# vLLM quotes what it could not read, however long that is.
+MAX_SENTENCE_CHARS = 800
 
 T = TypeVar("T")
 
@@ -317,6 +321,10 @@ class VllmServing:
             value = body.get(name)
             if value is not None and not (isinstance(value, list) and all(isinstance(one, dict) for one in value)):
                 raise InvalidRequest(f"{name} must be a list of objects", param=name)
+        num_choices = body.get("n")
+        if isinstance(num_choices, int) and num_choices > envs.VLLM_MAX_N_SEQUENCES:
+            # Before vLLM asks whether there is room for so many now.
+            raise InvalidRequest(f"n must be at most {envs.VLLM_MAX_N_SEQUENCES}", param="n")
         if not isinstance(body.get("stream_options") or {}, dict):
             raise InvalidRequest("stream_options must be an object", param="stream_options")
 
@@ -395,7 +403,7 @@ def _error(surface: Surface, response: ErrorResponse) -> Plain:
     error = response.error
     if _is_fault(response):
         raise Internal("the engine failed on this request")
-    return _refusal(surface, error.code, error.type, error.message, error.param)
+    return _refusal(surface, error.code, error.type, error.message[:MAX_SENTENCE_CHARS], error.param)
 
 
 async def _response_events(events: AsyncIterator[Any]) -> AsyncIterator[str]:

@@ -11,6 +11,7 @@ from httpx_sse import EventSource, connect_sse
 
 from tests.real.conftest import MAX_NUM_SEQS
 from tests.server import RunningServer, wait_until
+from tests.ways import WAYS, Way, asked
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True}
 
@@ -44,30 +45,38 @@ def assert_stands_still(server: RunningServer) -> None:
     assert server.metric("vllm:generation_tokens_total") == made
 
 
-def test_in_decode(server: RunningServer) -> None:
-    with reading(server, 3):
-        wait_until(lambda: num_running(server) == 1)
+@pytest.mark.parametrize("way", WAYS, ids=str)
+def test_in_decode(server: RunningServer, way: Way) -> None:
+    left = server.metric("tailrace_disconnects_total", phase="decode")
+    with asked(server.port, way.request()):
+        made = server.metric("vllm:generation_tokens_total")
+        wait_until(lambda: server.metric("vllm:generation_tokens_total") >= made + 3, 5)
     wait_until(lambda: is_quiet(server), 2)
     assert_stands_still(server)
+    assert server.metric("tailrace_disconnects_total", phase="decode") == left + 1
 
 
-def test_in_the_queue(server: RunningServer) -> None:
+@pytest.mark.parametrize("way", [way for way in WAYS if way.path != "/v1/stream"][::3], ids=str)
+def test_in_the_queue(server: RunningServer, way: Way) -> None:
+    left = server.metric("tailrace_disconnects_total", phase="queued")
     with ExitStack() as running:
         for _ in range(MAX_NUM_SEQS):
             running.enter_context(reading(server, 2))
-        with reading(server, 1):
-            wait_until(lambda: num_waiting(server) == 1)
+        with asked(server.port, way.request()):
+            wait_until(lambda: num_waiting(server) >= 1)
             assert num_running(server) == MAX_NUM_SEQS
         wait_until(lambda: num_waiting(server) == 0, 2)
         assert server.num_in_flight == MAX_NUM_SEQS
     wait_until(lambda: is_quiet(server), 2)
     assert_stands_still(server)
+    assert server.metric("tailrace_disconnects_total", phase="queued") == left + 1
 
 
-def test_in_prefill(server: RunningServer) -> None:
-    prompt = list(range(1000, 3000))  # a second or more of prefill, and in no cache
+@pytest.mark.parametrize("way", [way for way in WAYS if way.name.split(",")[0] != "two prompts"], ids=str)
+def test_in_prefill(server: RunningServer, way: Way) -> None:
+    prompt = f"{way} " + "word " * 1900  # seconds of prefill, and in no cache
     made = server.metric("vllm:generation_tokens_total")
-    with reading(server, 1, prompt=prompt, max_tokens=40):
+    with asked(server.port, way.request(prompt, 40)):
         wait_until(lambda: server.num_in_flight == 1)
     wait_until(lambda: is_quiet(server), 2)
     assert server.metric("vllm:generation_tokens_total") <= made + 2

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import ExitStack
+from typing import Any
 
 import httpx
 import pytest
@@ -11,6 +12,7 @@ from tests.event_source import done, parse
 from tests.real.conftest import MAX_MODEL_LEN, MAX_NUM_QUEUED_REQS
 from tests.routes.test_openapi import attack
 from tests.server import RunningServer, wait_until
+from tests.ways import WAYS, Way, answer, asked, way
 
 BY_QUERY = [
     ("prompt=a&temperature=nan", "temperature"),
@@ -96,6 +98,95 @@ def test_by_body(client: httpx.Client, body: bytes, param: str) -> None:
     response = client.post("/v1/stream", content=body)
     assert_refused(response, param, time.monotonic() - started_s)
     assert_serves(client)
+
+
+# What is put into an otherwise good body of every surface, and the field that it is in.
+IN_ANY_BODY = [
+    (b'"temperature":NaN', "temperature"),
+    (b'"temperature":1e999', "temperature"),
+    (b'"top_p":-Infinity', "top_p"),
+    (b'"stop":"\\ud800"', "stop"),
+    (b'"model":"\xff"', "model"),
+    (b'"tools":' + b"[" * 100_000 + b"]" * 100_000, "tools"),
+    (b'"tools":[' + b"[]," * 300_000 + b"[]]", "body"),
+    (b'"messages":"\xed\xa0\x80"', "messages"),
+]  # fmt: skip
+
+PATHS = sorted({way.path for way in WAYS})
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("fields", "param"), IN_ANY_BODY, ids=[str(number) for number in range(len(IN_ANY_BODY))])
+def test_hostile_bodies_on_every_surface(client: httpx.Client, path: str, fields: bytes, param: str) -> None:
+    good = next(way for way in WAYS if way.path == path)
+    assert_kindly_refused(client, good, b"{" + fields + b"," + good.body("Hi", 2)[1:], param)
+
+
+# What the bodies of each surface can ask too much of, by their own names for it.
+TOO_MUCH = [
+    ("chat", {"n": 10**6}, "n"),
+    ("completion", {"n": 10**6}, "n"),
+    ("chat", {"stop": ["x"] * 100_000}, "stop"),
+    ("completion", {"stop": ["x"] * 100_000}, "stop"),
+    ("message", {"stop_sequences": ["x"] * 100_000}, "stop"),
+    ("ollama chat", {"options": {"stop": ["x"] * 100_000}}, "stop"),
+    ("chat", {"messages": [5]}, "messages"),
+    ("message", {"messages": [5]}, "messages"),
+    ("ollama chat", {"messages": [5]}, "messages"),
+    ("chat", {"tools": 5}, "tools"),
+    ("chat", {"stream_options": 5}, "stream_options"),
+    ("chat", {"logit_bias": {"x": 1}}, "logit_bias"),
+    ("chat", {"max_tokens": -1}, "max_tokens"),
+    ("chat", {"seed": 2**70}, "seed"),
+    ("chat", {"response_format": {"type": "json_schema"}}, "json_schema"),
+    ("chat", {"structured_outputs": {"regex": "(" * 5000}}, ""),
+    ("completion", {"prompt": [2**31]}, ""),
+    ("completion", {"prompt": [[1], "x"]}, "prompt"),
+    ("response", {"input": 5}, "input"),
+    ("response", {"background": True}, "background"),
+    ("ollama generate", {"images": "x"}, "images"),
+    ("ollama generate", {"suffix": "x"}, "suffix"),
+    ("ollama generate", {"prompt": 5}, "prompt"),
+    ("ollama chat", {"options": {"num_predict": 1e300}}, "num_predict"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "fields", "param"), TOO_MUCH)
+@pytest.mark.parametrize("streams", [True, False])
+def test_too_much_is_refused_by_name(
+    client: httpx.Client, name: str, fields: dict[str, Any], param: str, streams: bool
+) -> None:
+    good = way(name if streams else f"{name}, whole")
+    assert_kindly_refused(client, good, good.body("Hi", 2, **fields), param)
+
+
+def assert_kindly_refused(client: httpx.Client, good: Way, body: bytes, param: str) -> None:
+    started_s = time.monotonic()
+    response = client.post(good.path, content=body, headers={"content-type": "application/json"})
+    took_s = time.monotonic() - started_s
+    assert 400 <= response.status_code < 500, response.text[:300]
+    said = str(good.error(response.content))
+    assert param in said or response.json()["error"].get("param") == param, said
+    for forbidden in ("Traceback", "site-packages", "pydantic", "class "):
+        assert forbidden not in said
+    assert len(said) < 1000
+    assert took_s < 1
+    answer = client.post(good.path, content=good.body("Hi", 2), headers={"content-type": "application/json"})
+    assert good.is_whole(answer.content)
+
+
+@pytest.mark.parametrize("good", WAYS, ids=str)
+def test_overload_is_said_in_every_way(server: RunningServer, good: Way) -> None:
+    with ExitStack() as readers:
+        for _ in range(MAX_NUM_QUEUED_REQS):
+            readers.enter_context(asked(server.port, way("completion").request()))
+        wait_until(lambda: server.num_in_flight == MAX_NUM_QUEUED_REQS, 10)
+        with asked(server.port, good.request()) as sock:
+            got = answer(sock)
+    assert got.status == 503
+    assert "retry-after: 1" in got.headers
+    assert "busy" in str(good.error(got.body))
+    wait_until(lambda: server.num_in_flight == 0, 10)
 
 
 @pytest.mark.parametrize(

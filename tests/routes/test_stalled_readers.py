@@ -62,7 +62,7 @@ def test_a_whole_answer_that_the_kernel_cannot_hold_is_not_waited_for_either() -
     settings = HttpSettings(access_log=False, stall_timeout_s=STALL_TIMEOUT_S)
     chat = way("chat, whole")
     with running(ScriptedEngine(Script(["x" * 10_000] * 2_000, 0, 0)), settings) as server:
-        with asked(server.port, chat.request(max_tokens=2_000, model="scripted"), receive_buffer=4096) as sock:
+        with asked(server.port, chat.request("x", 2_000, model="scripted"), receive_buffer=4096) as sock:
             sock.recv(100)
             wait_until(lambda: num_stalled(server) == 1, 3 * STALL_TIMEOUT_S, "the stall")
         assert server.metric("tailrace_output_tokens_total") == 0
