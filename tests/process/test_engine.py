@@ -3,6 +3,7 @@
 import contextlib
 import http.server
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +21,7 @@ from tests import tiny_model
 from tests.event_source import done, parse
 from tests.process.program import Program, free_port, serving, started
 from tests.server import wait_until
+from tests.ways import WAYS, Way, answer, asked
 
 # Long enough to be in flight when a signal comes, short enough to be drained.
 LONG = "/v1/stream?prompt=x&ignore_eos=true&max_tokens=1500"
@@ -123,6 +125,65 @@ def test_the_death_of_the_engine_ends_streams_and_the_process(model: str) -> Non
         assert program.wait(20) == 1
         assert_none_left(children)
         assert "GET /v1/stream 200 engine_dead" in program.text
+
+
+@contextlib.contextmanager
+def all_asked(program: Program, max_tokens: int) -> Iterator[dict[Way, socket.socket]]:
+    """A request in every way there is, each of which the engine works on."""
+    with contextlib.ExitStack() as readers:
+        socks = {
+            one: readers.enter_context(asked(program.port, one.request("x", max_tokens, model="tiny"))) for one in WAYS
+        }
+        wait_until(lambda: num_open(program) == len(WAYS), 10, "the requests")
+        for one, sock in socks.items():
+            if one.streams:
+                sock.recv(1, socket.MSG_PEEK)
+        yield socks
+
+
+def num_open(program: Program) -> float:
+    lines = httpx.get(program.url + "/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith("tailrace_streams_in_flight{"))
+
+
+def test_the_death_of_the_engine_is_told_in_every_way_within_two_seconds(model: str) -> None:
+    with serving(*flags(model)) as program:
+        program.wait_ready()
+        with all_asked(program, 7000) as socks:
+            program.kill_child("EngineCore")
+            killed_s = time.monotonic()
+            answers = {one: answer(sock) for one, sock in socks.items()}
+            assert time.monotonic() - killed_s < 2
+        for one, got in answers.items():
+            assert (one.name, got.status) == (one.name, 200 if one.streams else 503)
+            assert (one.name, one.error(got.body)) == (one.name, "the engine has died")
+            assert b"[DONE]" not in got.body
+        assert program.wait(20) == 1
+
+
+def test_what_is_left_when_the_drain_is_over_is_told_so_in_every_way(model: str) -> None:
+    with serving(*flags(model), "--shutdown-timeout", "1") as program:
+        program.wait_ready()
+        with all_asked(program, 7000) as socks:
+            program.process.terminate()
+            answers = {one: answer(sock) for one, sock in socks.items()}
+        for one, got in answers.items():
+            assert (one.name, got.status) == (one.name, 200 if one.streams else 503)
+            assert (one.name, "shutting down" in str(one.error(got.body))) == (one.name, True)
+            assert b"[DONE]" not in got.body
+            assert one.streams or "retry-after:" in got.headers
+        assert program.wait(20) == 0
+        assert "Traceback" not in program.text
+
+
+def test_a_drain_lets_every_way_finish(model: str) -> None:
+    with serving(*flags(model)) as program:
+        program.wait_ready()
+        with all_asked(program, 400) as socks:
+            program.process.terminate()
+            answers = {one: answer(sock) for one, sock in socks.items()}
+        assert [one.name for one, got in answers.items() if not one.is_whole(got.body)] == []
+        assert program.wait(20) == 0
 
 
 def test_sigterm_while_the_model_loads(model: str) -> None:
