@@ -2,8 +2,8 @@
 
     python -m bench.latency [MODEL] [flags of vllm serve]      (make bench-latency MODEL=…)
 
-Starts Tailrace with MODEL (else the embedded one) and asks the same question in two ways: one reader that shows the
-answer when it has all of it, and one that shows each token as it comes. Temperature 0, a fixed number of tokens, the
+Starts Tailrace with MODEL (else the embedded one) and asks the same question in two ways: for the whole answer at once,
+and for a stream of it. Temperature 0, a fixed number of tokens, the
 median of 5 after a warm-up; beside it what the server's own histograms say.
 """
 
@@ -22,14 +22,13 @@ NUM_TOKENS = 100
 NUM_RUNS = 5
 START_LIMIT_S = 900.0
 
-BODY = json.dumps(
-    {
-        "messages": [{"role": "user", "content": "Tell me about rivers."}],
-        "max_tokens": NUM_TOKENS,
-        "temperature": 0,
-        "ignore_eos": True,
-    }
-)
+QUESTION = {
+    "messages": [{"role": "user", "content": "Tell me about rivers."}],
+    "max_tokens": NUM_TOKENS,
+    "temperature": 0,
+    "ignore_eos": True,
+    "stream": False,
+}
 
 
 def free_port() -> int:
@@ -51,15 +50,16 @@ def wait_ready(process: subprocess.Popen[bytes], port: int) -> None:
     sys.exit(f"the server was not ready within {START_LIMIT_S:g} s")
 
 
-def ask(port: int, as_it_comes: bool) -> tuple[float, float]:
+def ask(port: int, streamed: bool) -> tuple[float, float]:
     """Ask once: when the reader sees the first text, and when it has all of it; in ms."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     started_s = time.perf_counter()
-    connection.request("POST", "/v1/stream", BODY)
+    body = json.dumps(QUESTION | {"stream": streamed})
+    connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
     response = connection.getresponse()
     first_s = None
     while line := response.readline():
-        if as_it_comes and first_s is None and line.startswith(b'data: {"token"'):
+        if streamed and first_s is None and b'"content":"' in line and b'"role"' not in line:
             first_s = time.perf_counter()
     ended_s = time.perf_counter()
     connection.close()
@@ -73,7 +73,7 @@ def mean_ms(port: int, name: str) -> float:
     total, count = (
         sum(
             float(value)
-            for value in re.findall(rf"^{name}_{part}{{[^}}]*/v1/stream[^}}]*}} (\S+)$", text, re.MULTILINE)
+            for value in re.findall(rf"^{name}_{part}{{[^}}]*/v1/chat/completions[^}}]*}} (\S+)$", text, re.MULTILINE)
         )
         for part in ("sum", "count")
     )
@@ -89,8 +89,8 @@ def main() -> None:
         wait_ready(process, port)
         ask(port, True)
         rows = {}
-        for name, as_it_comes in (("one answer at once", False), ("streamed", True)):
-            times = [ask(port, as_it_comes) for _ in range(NUM_RUNS)]
+        for name, streamed in (("one answer at once", False), ("streamed", True)):
+            times = [ask(port, streamed) for _ in range(NUM_RUNS)]
             rows[name] = [statistics.median(values) for values in zip(*times, strict=True)]
         print(f"{NUM_TOKENS} tokens, median of {NUM_RUNS}, as the reader sees it")
         print(f"{'':<20} {'TTFT ms':>9} {'E2E ms':>9}")

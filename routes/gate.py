@@ -19,7 +19,9 @@ OPEN_PATHS = PROBE_PATHS | {"/"}
 
 
 class ApiKeyGate:
-    """Lets a request through that carries one of `keys` as its bearer token; asks none of `OPEN_PATHS` and OPTIONS.
+    """Lets a request through that carries one of `keys`; asks none of `OPEN_PATHS` and OPTIONS.
+
+    A key is the bearer token, or the `x-api-key` of Anthropic's clients.
 
     Keys are compared by their digests in constant time and never logged.
     """
@@ -38,7 +40,8 @@ class ApiKeyGate:
     def _may_pass(self, scope: Scope) -> bool:
         if scope["method"] == "OPTIONS" or get_route_path(scope) in OPEN_PATHS:
             return True
-        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = hashlib.sha256(token.strip().encode()).digest()
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        return scheme.lower() == "bearer" and any(matches)
+        headers = Headers(scope=scope)
+        scheme, _, token = headers.get("authorization", "").partition(" ")
+        tokens = [token if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
+        given = [hashlib.sha256(token.strip().encode()).digest() for token in tokens]
+        return any([hmac.compare_digest(one, digest) for digest in self._digests for one in given])

@@ -263,7 +263,12 @@ def test_a_key_is_asked_for_where_it_must_be() -> None:
         for key, status in (("first", 200), ("second", 200), ("third", 401), ("x", 401)):
             headers = {"Authorization": f"Bearer {key}"}
             assert client.get("/v1/stream", params={"prompt": "x"}, headers=headers).status_code == status
+            headers = {"X-Api-Key": key}
+            assert client.get("/v1/stream", params={"prompt": "x"}, headers=headers).status_code == status
         assert client.get("/v1/stream", headers={"Authorization": "Basic first"}).status_code == 401
+        assert client.post("/v1/chat/completions").json()["error"]["code"] == 401
+        assert client.post("/v1/messages").json()["error"]["type"] == "authentication_error"
+        assert client.post("/api/chat").json() == {"error": "this server asks for an API key"}
         for path in ("/healthz", "/health", "/readyz", "/metrics"):
             assert client.get(path).status_code == 200
         assert client.options("/v1/stream").status_code == 204
