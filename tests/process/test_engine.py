@@ -93,6 +93,10 @@ def test_what_clients_send_is_in_no_output_of_any_process(model: str) -> None:
         assert httpx.get(program.url + "/v1/stream?prompt=canary&max_tokens=3").status_code == 200
         assert httpx.get(program.url + "/v1/stream?prompt=canary&temperature=9").status_code == 400
         assert httpx.post(program.url + "/v1/stream", content=b'{"prompt":"canary').status_code == 400
+        for one in WAYS:
+            for model in ("tiny", "canary"):
+                with asked(program.port, one.request("canary", 3, model=model)) as sock:
+                    assert answer(sock).status == (200 if model == "tiny" else 404)
         with httpx.stream("GET", program.url + CANARY, timeout=30) as response:
             chunks = response.iter_bytes()
             next(chunks)
@@ -104,7 +108,7 @@ def test_what_clients_send_is_in_no_output_of_any_process(model: str) -> None:
             body += b"".join(chunks)
         assert program.wait(20) == 1
         assert b"engine_dead" in body
-        assert program.text.count('"outcome"') >= 5
+        assert program.text.count('"outcome"') >= 5 + 2 * len(WAYS)
         assert "canary" not in program.text + metrics
 
 

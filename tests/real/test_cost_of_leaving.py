@@ -1,7 +1,6 @@
 """What 200 readers that leave at random moments cost an engine with 32 streams: the budget is 2 tokens each."""
 
 import asyncio
-import json
 import logging
 import random
 import statistics
@@ -11,15 +10,13 @@ import pytest
 
 from engine.vllm.engine import VllmEngine
 from tests.server import RunningServer, wait_until
+from tests.ways import Way, way
 
 logger = logging.getLogger("tests")
 
 NUM_STREAMS = 32
 NUM_DISCONNECTS = 200
 MAX_TOKENS_EACH = 2
-
-BODY = json.dumps({"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True}).encode()
-REQUEST = b"POST /v1/stream HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(BODY), BODY)
 
 
 class Wasted:
@@ -41,12 +38,12 @@ class Wasted:
         monkeypatch.setattr(processor, "process_outputs", counting)
 
 
-async def leave_at_random(port: int) -> None:
+async def leave_at_random(port: int, request: bytes) -> None:
     chance = random.Random(1)
 
     async def read() -> tuple[asyncio.StreamWriter, asyncio.Task[None]]:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(REQUEST)
+        writer.write(request)
 
         async def drop() -> None:
             while await reader.read(65536):
@@ -66,12 +63,13 @@ async def leave_at_random(port: int) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
+@pytest.mark.parametrize("way", [way("stream"), way("chat"), way("chat, whole"), way("ollama chat")], ids=str)
 def test_readers_that_leave_cost_at_most_two_tokens_each(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, way: Way
 ) -> None:
     wasted = Wasted(server, monkeypatch)
     aborts = [server.metric("tailrace_abort_seconds_bucket", le=le) for le in ("0.001", "0.005", "+Inf")]
-    asyncio.run(leave_at_random(server.port))
+    asyncio.run(leave_at_random(server.port, way.request("Once upon a time", 1900)))
     wait_until(lambda: server.num_in_flight == 0)
     wait_until(lambda: server.metric("vllm:num_requests_running") == 0)
 
@@ -82,8 +80,8 @@ def test_readers_that_leave_cost_at_most_two_tokens_each(
     )
     tokens = list(wasted.tokens.values()) + [0] * (num_left - len(wasted.tokens))
     logger.info(
-        "%d readers left: abort acknowledged within 1 ms %d, 5 ms %d; tokens made in vain: mean %.2f, most %d",
-        num_left, within_1_ms, within_5_ms, statistics.mean(tokens), max(tokens),
+        "%s: %d readers left: abort acknowledged within 1 ms %d, 5 ms %d; tokens made in vain: mean %.2f, most %d",
+        way, num_left, within_1_ms, within_5_ms, statistics.mean(tokens), max(tokens),
     )  # fmt: skip
     assert max(tokens) <= MAX_TOKENS_EACH
     assert count == num_left
