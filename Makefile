@@ -10,7 +10,7 @@ REQUIREMENTS := $(if $(filter cuda,$(SET)),requirements.txt,requirements/cpu.txt
 # Everything in the sets is pinned, with all that it needs; --no-deps keeps pip from adding what was left out on purpose.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 # Debian's packages of the servers that tests use; installed where this is root. Elsewhere those tests are skipped.
-TEST_SERVERS := prometheus
+TEST_SERVERS := prometheus nginx-light chromium
 
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock'

@@ -14,6 +14,9 @@ from engine.interface import Delta, TokenSource
 # What an engine gives as the finish reason of a request that it dropped of its own accord.
 DROPPED = frozenset({"abort", "error"})
 
+# And what a generation says that was stopped by who may.
+CANCELLED = "cancelled"
+
 
 class Generation:
     """Iterate for the deltas; leave the `async with` and the engine has forgotten the request.
@@ -31,6 +34,7 @@ class Generation:
         self._on_close = on_close
         self._aborted = False
         self._abort_error: TailraceError | None = None
+        self._cancelled = False
         # What every further step of the iteration raises, once there is nothing more to come.
         self._end: StopAsyncIteration | TailraceError | None = None
 
@@ -82,6 +86,9 @@ class Generation:
 
     def _dropped(self, delta: Delta) -> Delta:
         """The request has left the engine unfinished. Text that was made before is still its reader's."""
+        if self._cancelled:
+            self._end, self.finish_reason = StopAsyncIteration(), CANCELLED
+            return replace(delta, finish_reason=CANCELLED)
         if self._aborted and self._abort_error is None:
             self._end = StopAsyncIteration()
             self.num_untaken_tokens += len(delta.token_ids)
@@ -91,6 +98,12 @@ class Generation:
             self.num_untaken_tokens += len(delta.token_ids)
             raise self._end
         return replace(delta, finish_reason=None)
+
+    async def cancel(self) -> None:
+        """Stop the engine's work at once: whoever iterates gets the text that was there already, and a good end."""
+        if not self._aborted and self._end is None:
+            self._cancelled = True
+            await self.abort()
 
     async def abort(self, error: TailraceError | None = None) -> None:
         """Stop the engine's work on this request at once.

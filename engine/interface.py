@@ -159,6 +159,14 @@ class Engine(Protocol):
         """The OpenAI and Anthropic surfaces. Asked for after `start` only."""
         ...
 
+    async def check(self, request: GenerationRequest) -> None:
+        """Validate, tokenise and check the length, as `submit` does, and start nothing.
+
+        Raises:
+            InvalidRequest, ContextLength, ModelNotFound, EngineDead
+        """
+        ...
+
     async def submit(self, request: AnyRequest, request_id: str) -> TokenSource:
         """Validate, tokenise, check the length and hand the request to the engine; does not wait for a token.
 

@@ -155,8 +155,20 @@ class ScriptedEngine:
     def serving(self) -> Serving:
         return ScriptedServing(self._model, self._script.max_model_len)
 
+    async def check(self, request: GenerationRequest) -> None:
+        self._measure(request)
+
     async def submit(self, request: AnyRequest, request_id: str) -> ScriptedSource:
         assert isinstance(request, GenerationRequest), "only vLLM prepares requests"
+        num_prompt_tokens, max_tokens = self._measure(request)
+        return ScriptedSource(self._script, num_prompt_tokens, max_tokens, self)
+
+    def _measure(self, request: GenerationRequest) -> tuple[int, int]:
+        """How long the prompt is, and how long the answer may be.
+
+        Raises:
+            EngineDead, ModelNotFound, ContextLength, InvalidRequest
+        """
         if self._dead:
             raise EngineDead("the engine has died")
         if request.model not in (None, self._model):
@@ -168,7 +180,7 @@ class ScriptedEngine:
         max_tokens = request.sampling.max_tokens
         if max_tokens is not None and max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
-        return ScriptedSource(self._script, num_prompt_tokens, min(room, max_tokens or room), self)
+        return num_prompt_tokens, min(room, max_tokens or room)
 
     def die(self) -> None:
         """Stop working for good, as an engine does whose process was killed; every running request hears of it."""

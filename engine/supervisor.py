@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from engine.call import Call
 from engine.errors import Draining, Internal
 from engine.generation import Generation
-from engine.interface import AnyRequest, Engine
+from engine.interface import AnyRequest, Engine, GenerationRequest
 from engine.lifecycle import Lifecycle, State
 from engine.serving import Serving
 
@@ -84,7 +84,24 @@ class Supervisor:
         """A call of which every generation will be admitted here. The caller owns it and must leave it."""
         return Call(self._engine.model, self.admit, headers, num_bytes, wants_deltas)
 
-    async def admit(self, request: AnyRequest) -> Generation:
+    async def check(self, request: GenerationRequest) -> None:
+        """Whether the engine would take `request`, but for its load; starts nothing.
+
+        Raises:
+            TailraceError: it would not.
+        """
+        self._lifecycle.require_ready()
+        await self._engine.check(request)
+
+    async def cancel(self, id: str) -> bool:
+        """Stop the generation with that id; its readers are told that it was cancelled. False when there is none."""
+        for generation in list(self.in_flight):
+            if generation.id == id:
+                await generation.cancel()
+                return True
+        return False
+
+    async def admit(self, request: AnyRequest, id: str | None = None) -> Generation:
         """Hand `request` to the engine. The caller owns the generation and must enter it as a context manager.
 
         Raises:
@@ -92,7 +109,7 @@ class Supervisor:
         """
         self._lifecycle.require_ready()
         # 128 random bits: the id is also the capability to read and stop the stream (docs/protocol.md).
-        request_id = secrets.token_urlsafe(16)
+        request_id = id or secrets.token_urlsafe(16)
         try:
             source = await self._engine.submit(request, request_id)
         except Internal:

@@ -1,5 +1,6 @@
 """The ASGI application: every address, the handler that answers it, and what stands before them."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from starlette.routing import Route
 
 from engine.errors import TailraceError
 from engine.journal import Journal
+from engine.kept_requests import KeptRequests
 from engine.supervisor import Supervisor
 from metrics.instruments import Instruments
 from routes import openapi
@@ -23,8 +25,12 @@ from routes.gate import ApiKeyGate
 from routes.health import HealthRoutes
 from routes.observer import Observer
 from routes.ollama import OllamaRoutes
+from routes.page import page
 from routes.stream import ROUTE as STREAM_ROUTE
 from routes.stream import StreamRoutes
+from routes.streams import COLLECTION as STREAMS_ROUTE
+from routes.streams import ITEM as KEPT_STREAM_ROUTE
+from routes.streams import KeptStreamRoutes
 from routes.surfaces import PATHS as SURFACE_PATHS
 from routes.surfaces import SurfaceRoutes
 
@@ -51,11 +57,15 @@ def build_application(
     delivery = Delivery(instruments, settings.keep_alive_s, settings.stall_timeout_s, settings.max_body_bytes)
     streams = StreamRoutes(supervisor, journal, delivery)
     ollama = OllamaRoutes(supervisor, delivery)
+    kept = KeptStreamRoutes(streams, KeptRequests(time.monotonic))
     surfaces = SurfaceRoutes(supervisor, delivery)
     health = HealthRoutes(supervisor, instruments.registry)
     return Starlette(
         routes=[
+            Route("/", page),
             Route(STREAM_ROUTE, streams.answer, methods=["GET", "POST"]),
+            Route(STREAMS_ROUTE, kept.keep, methods=["POST"]),
+            Route(KEPT_STREAM_ROUTE, kept.answer, methods=["GET", "DELETE"]),
             *(Route(path, surfaces.handler(surface), methods=["POST"]) for path, surface in SURFACE_PATHS.items()),
             Route("/v1/models", surfaces.models),
             Route("/api/chat", ollama.chat, methods=["POST"]),

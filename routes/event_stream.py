@@ -92,8 +92,8 @@ class EventStream(EventSourceResponse):
         now_s = self._last_write_s = time.perf_counter()
         self._meter.on_token_written(now_s, self._work.num_output_tokens)
 
-    def _on_finished(self) -> None:
-        self._record.outcome = "completed"
+    def _on_finished(self, outcome: str = "completed") -> None:
+        self._record.outcome = outcome
         self._meter.on_all_delivered()
 
     def _failed(self, error: Exception) -> bytes:

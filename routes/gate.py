@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import re
 from collections.abc import Sequence
 
 from starlette._utils import get_route_path
@@ -14,12 +15,16 @@ from routes.errors import error_response
 # What the platform and a monitoring system ask, every few seconds.
 PROBE_PATHS = frozenset({"/healthz", "/health", "/readyz", "/metrics"})
 
+# A stream's own address: who knows its id may read and stop it.
+CAPABILITY = re.compile(r"/v1/streams/[^/]+")
+
 # Open to everyone.
 OPEN_PATHS = PROBE_PATHS | {"/"}
 
 
 class ApiKeyGate:
-    """Lets a request through that carries one of `keys`; asks none of `OPEN_PATHS` and OPTIONS.
+    """Lets a request through that carries one of `keys`; asks none of `OPEN_PATHS`, of a stream's own
+    address, and of OPTIONS.
 
     A key is the bearer token, or the `x-api-key` of Anthropic's clients.
 
@@ -38,7 +43,8 @@ class ApiKeyGate:
         await self._app(scope, receive, send)
 
     def _may_pass(self, scope: Scope) -> bool:
-        if scope["method"] == "OPTIONS" or get_route_path(scope) in OPEN_PATHS:
+        path = get_route_path(scope)
+        if scope["method"] == "OPTIONS" or path in OPEN_PATHS or CAPABILITY.fullmatch(path):
             return True
         headers = Headers(scope=scope)
         scheme, _, token = headers.get("authorization", "").partition(" ")

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from metrics.instruments import Instruments
 from metrics.timing import milliseconds
-from routes.gate import PROBE_PATHS
+from routes.gate import CAPABILITY, PROBE_PATHS
 from routes.request_record import KEY, REQUEST_ID, RequestRecord, route_of
 
 logger = logging.getLogger("tailrace.access")
@@ -52,10 +52,12 @@ class Observer:
         finally:
             duration_s = time.perf_counter() - record.started_s
             path = get_route_path(scope)  # without the prefix that --root-path adds
+            if CAPABILITY.fullmatch(path):
+                path = route_of(scope)  # a log must not hold what opens a stream
             if path not in PROBE_PATHS:
                 self._count(scope, record, duration_s)
             if self._log and path not in self._unlogged_paths:
-                _log(scope, record, duration_s)
+                _log(scope, path, record, duration_s)
 
     def _count(self, scope: Scope, record: RequestRecord, duration_s: float) -> None:
         labels = (route_of(scope), self._model)
@@ -74,10 +76,10 @@ def _request_id(scope: Scope) -> str:
     return given if REQUEST_ID.fullmatch(given) else secrets.token_urlsafe(16)
 
 
-def _log(scope: Scope, record: RequestRecord, duration_s: float) -> None:
+def _log(scope: Scope, path: str, record: RequestRecord, duration_s: float) -> None:
     """A line for people, whose parts a JSON log has as fields. The path is without its query, where prompts are."""
     # A path may hold anything that a client cares to send; only what prints on one line is written.
-    path = scope["path"].encode("unicode_escape").decode()[:256]
+    path = path.encode("unicode_escape").decode()[:256]
     fields = {
         "id": record.id,
         "method": scope["method"],

@@ -94,6 +94,8 @@ def document() -> dict[str, Any]:
         },
         "paths": {
             "/v1/stream": {"get": _get_stream(), "post": _post_stream()},
+            "/v1/streams": {"post": _keep_stream()},
+            "/v1/streams/{id}": {"get": _run_stream(), "delete": _stop_stream()},
             "/healthz": {"get": _probe("Liveness: 503 once the engine has died.")},
             "/readyz": {"get": _probe("Readiness: 200 while new requests are served.")},
         },
@@ -108,7 +110,7 @@ def _get_stream() -> dict[str, Any]:
     parameters: list[dict[str, Any]] = [
         {"name": name, "in": "query", "schema": schema} for name, schema in (QUERY_ONLY | PARAMETERS).items()
     ]
-    parameters.append({"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}})
+    parameters.append(dict(LAST_EVENT_ID))
     return {
         "operationId": "getStream",
         "summary": "Start a stream, or come back to one.",
@@ -119,19 +121,73 @@ def _get_stream() -> dict[str, Any]:
     }
 
 
-def _post_stream() -> dict[str, Any]:
-    body = {
-        "type": "object",
-        "properties": dict(BODY_ONLY | PARAMETERS),
-        "additionalProperties": False,
-        "oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
+BODY: Schema = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "properties": dict(BODY_ONLY | PARAMETERS),
+                "additionalProperties": False,
+                "oneOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
+            }
+        }
+    },
+}
+
+KEPT: Schema = {
+    "type": "object",
+    "required": ["id", "url", "expires_in"],
+    "properties": {"id": {"type": "string"}, "url": {"type": "string"}, "expires_in": {"type": "integer"}},
+}
+
+ID: Schema = {
+    "name": "id",
+    "in": "path",
+    "required": True,
+    "schema": {"type": "string", "pattern": "^[A-Za-z0-9_-]{22}$"},
+}
+LAST_EVENT_ID: Schema = {"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}}
+
+
+def _keep_stream() -> dict[str, Any]:
+    return {
+        "operationId": "keepStream",
+        "summary": "Keep a request without running it.",
+        "requestBody": BODY,
+        "responses": {
+            "201": {"description": "Its address.", "content": {"application/json": {"schema": KEPT}}},
+            **_error_responses(400, 401, 404, 405, 413, 500, 503),
+        },
+        "security": [{}, {"key": []}],
     }
+
+
+def _run_stream() -> dict[str, Any]:
+    return {
+        "operationId": "runStream",
+        "summary": "Run a kept request and read it, or come back to it. No key is asked for.",
+        "parameters": [ID, LAST_EVENT_ID],
+        "responses": _stream_responses(414),
+    }
+
+
+def _stop_stream() -> dict[str, Any]:
+    return {
+        "operationId": "stopStream",
+        "summary": "Stop a stream. No key is asked for.",
+        "parameters": [ID],
+        "responses": {"204": {"description": "It is stopped."}, **_error_responses(404, 405, 410, 500)},
+    }
+
+
+def _post_stream() -> dict[str, Any]:
     return {
         "operationId": "postStream",
         "summary": "Start a stream, or come back to one.",
         "description": "Exactly one of `prompt` and `messages`.",
-        "parameters": [{"name": "Last-Event-ID", "in": "header", "schema": {"type": "string"}}],
-        "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
+        "parameters": [LAST_EVENT_ID],
+        "requestBody": BODY,
         "responses": _stream_responses(413),
         "security": [{}, {"key": []}],
     }
@@ -145,8 +201,12 @@ def _stream_responses(too_large: int) -> dict[str, Any]:
         },
         "204": {"description": "The stream ended and its reader has all of it."},
     }
-    wanted = {400, 401, 404, 405, 410, 500, 503, too_large}
-    for status in sorted({row.status for row in ERROR_TABLE} & wanted):
+    return responses | _error_responses(400, 401, 404, 405, 410, 500, 503, too_large)
+
+
+def _error_responses(*statuses: int) -> dict[str, Any]:
+    responses: dict[str, Any] = {}
+    for status in sorted(statuses):
         rows = [row for row in ERROR_TABLE if row.status == status]
         responses[str(status)] = {
             "description": " or ".join(row.code for row in rows),

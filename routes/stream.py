@@ -1,6 +1,7 @@
 """`/v1/stream`: start a stream and read it; or come back to one, which never starts a second generation."""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from sse_starlette import EventSourceResponse
@@ -45,21 +46,25 @@ class StreamRoutes:
     async def _get(self, request: Request) -> Response:
         fields = parse_query(request.scope["query_string"])
         if last_event_id := request.headers.get("last-event-id") or fields.get("lastEventId"):
-            return self._come_back(last_event_id)
-        return await self._stream(request, request_from_query(fields))
+            return self.come_back(last_event_id)
+        return await self.start(request_from_query(fields), trace_of(request))
 
     async def _post(self, request: Request) -> Response:
         if last_event_id := request.headers.get("last-event-id"):
-            return self._come_back(last_event_id)
+            return self.come_back(last_event_id)
         body = await read_body(request, self.delivery.max_body_bytes, self.delivery.stall_timeout_s)
-        return await self._stream(request, request_from_body(parse_body(body), len(body)))
+        return await self.start(request_from_body(parse_body(body), len(body)), trace_of(request))
 
-    async def _stream(self, request: Request, wanted: GenerationRequest) -> Response:
-        trace = {name: request.headers[name] for name in TRACE_HEADERS if name in request.headers}
-        generation = await self.supervisor.admit(replace(wanted, trace_headers=trace))
+    async def start(self, wanted: GenerationRequest, trace: Mapping[str, str], id: str | None = None) -> Response:
+        """The stream of a new generation, whose id is `id` where it had one already.
+
+        Raises:
+            TailraceError: refused; nothing was started.
+        """
+        generation = await self.supervisor.admit(replace(wanted, trace_headers=trace), id)
         return TokenStream(generation, self.delivery, self.journal)
 
-    def _come_back(self, last_event_id: str) -> Response:
+    def come_back(self, last_event_id: str) -> Response:
         """Answer a reader that has seen part of a stream; the seam where a cut stream will be continued."""
         match = EVENT_ID.fullmatch(last_event_id)
         num_tokens = int(match[2]) if match else 0
@@ -75,3 +80,7 @@ class StreamRoutes:
         if missing.text or missing.reasoning:
             body = sse.token_event(record.id, missing.num_tokens, missing.text, missing.reasoning)
         return Response(body + record.farewell, headers=SSE_HEADERS, media_type="text/event-stream")
+
+
+def trace_of(request: Request) -> Mapping[str, str]:
+    return {name: request.headers[name] for name in TRACE_HEADERS if name in request.headers}

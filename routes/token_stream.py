@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 
-from engine.generation import Generation
+from engine.generation import CANCELLED, Generation
 from engine.journal import Journal, Passage, StreamRecord
 from metrics.timing import milliseconds
 from routes import sse
@@ -39,7 +39,7 @@ class TokenStream(EventStream):
         if generation.finish_reason is not None and not self._is_reader_gone:
             farewell = self._farewell(generation.finish_reason)
             yield farewell
-            self._on_finished()
+            self._on_finished(CANCELLED if generation.finish_reason == CANCELLED else "completed")
             self._journal.keep(StreamRecord(generation.id, self._passages, generation.num_output_tokens, farewell))
 
     def _farewell(self, finish_reason: str) -> bytes:

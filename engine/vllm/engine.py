@@ -171,15 +171,37 @@ class VllmEngine:
             return await self._add(request, request_id, "prompt")
         try:
             self._llm.check_admission(request_id=request_id)
+        except Exception as error:
+            raise from_vllm(error) from error
+        prepared, read = await self._prepare_beside(request)
+        return await self._add(prepared, request_id, request.prompt_field, read)
+
+    async def check(self, request: GenerationRequest) -> None:
+        prepared, _ = await self._prepare_beside(request)
+        assert self._llm is not None
+        try:
+            self._llm.input_processor.process_inputs(
+                "check", prepared.prompt, prepared.params, supported_tasks=await self._llm.get_supported_tasks()
+            )
+        except Exception as error:
+            raise from_vllm(error, request.prompt_field) from error
+
+    async def _prepare_beside(self, request: GenerationRequest) -> tuple[PreparedRequest, ReadReasoning | None]:
+        """`_prepare`, off the event loop where it may take long.
+
+        Raises:
+            TailraceError
+        """
+        assert self._llm is not None
+        try:
             refuse_endless(
                 request.prompt_field, request.messages or request.prompt, self._llm.model_config.max_model_len
             )
-            prepared, read = await self._off_loop.run(request.num_bytes, lambda: self._prepare(request))
+            return await self._off_loop.run(request.num_bytes, lambda: self._prepare(request))
         except ValidationError as error:
             raise from_validation(error, request.prompt_field) from error
         except Exception as error:
             raise from_vllm(error, request.prompt_field) from error
-        return await self._add(prepared, request_id, request.prompt_field, read)
 
     async def _add(
         self, request: PreparedRequest, request_id: str, prompt_field: str, read: ReadReasoning | None = None
