@@ -6,7 +6,7 @@ engine has forgotten the work when the call returns, and the request's record sa
 
 import logging
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
@@ -27,11 +27,14 @@ from routes.request_record import RequestRecord, record_of, route_of
 logger = logging.getLogger("tailrace")
 
 
-class EventStream(EventSourceResponse):
-    """Writes what `_blocks` yields.
+Write = Callable[[bytes], Awaitable[None]]
 
-    `_blocks` calls `_on_token_written` after each block with text and `_on_finished` after the last of all; when there
-    is an error to tell of, it yields `_failed(error)` last instead.
+
+class EventStream(EventSourceResponse):
+    """Sends what `_produce` writes.
+
+    `_produce` calls `_on_token_written` after each block with text and `_on_finished` after the last of all; when there
+    is an error to tell of, it writes `_failed(error)` last instead.
     """
 
     # What is written when nothing else was for a while. It must mean nothing where a block could begin.
@@ -39,7 +42,7 @@ class EventStream(EventSourceResponse):
 
     def __init__(self, work: Work, delivery: Delivery, headers: Mapping[str, str] = SSE_HEADERS) -> None:
         super().__init__(
-            self._blocks(),
+            iter(()),  # what it would iterate over; here whoever makes the blocks writes them, which is a hop less
             headers=headers,
             sep="\n",
             ping=delivery.keep_alive_s,
@@ -61,16 +64,28 @@ class EventStream(EventSourceResponse):
         self._meter = Meter(self._delivery.instruments, route_of(scope), self._work, self._timing)
         try:
             with self._meter.open(), self._watch_for_stall():
-                # Entered here and not in `_blocks`: that generator never starts when the reader leaves before its turn.
+                # Entered here and not in `_produce`: that never starts when the reader leaves before its turn.
                 async with self._work:
                     await super().__call__(scope, receive, send)
         finally:
             self._meter.close(record)
 
-    def _blocks(self) -> AsyncIterator[bytes]:
-        """The blocks to write, in order. Resumed when a block was handed to the socket, so a slow reader waits here,
-        while the engine's output gathers into one delta."""
+    async def _produce(self, write: Write) -> None:
+        """Write the blocks, in order. `write` returns when a block was handed to the socket, so a slow reader is waited
+        for here, while the engine's output gathers into one delta."""
         raise NotImplementedError
+
+    async def _stream_response(self, send: Send) -> None:
+        """Replaces sse-starlette's, which puts a look, a time limit and a log record around each block."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+
+        async def write(block: bytes) -> None:
+            await send({"type": "http.response.body", "body": block, "more_body": True})
+
+        await self._produce(write)
+        async with self._send_lock:
+            self.active = False
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _watch_for_stall(self) -> AbstractContextManager[None]:
         if self._connection is None:

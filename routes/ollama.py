@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from engine.supervisor import Supervisor
 from routes import ollama_words as words
 from routes.delivery import Delivery
 from routes.errors import SSE_HEADERS
-from routes.event_stream import EventStream
+from routes.event_stream import EventStream, Write
 from routes.ollama_words import Lines, Wanted
 from routes.plain_answer import PlainAnswer
 from routes.surfaces import head_of, read_json
@@ -156,7 +156,7 @@ class LineStream(EventStream):
         self._stream = stream
         self._lines = lines
 
-    async def _blocks(self) -> AsyncIterator[bytes]:
+    async def _produce(self, write: Write) -> None:
         generation = self._stream.generation
         clock = Clock(self._record.started_s)
         try:
@@ -165,15 +165,15 @@ class LineStream(EventStream):
                     return
                 clock.on_delta()
                 if line := self._lines.delta(self._stream.read(delta)):
-                    yield line
+                    await write(line)
                     self._on_token_written()
         except Exception as error:
-            yield self._failed(error)
+            await write(self._failed(error))
             return
         if generation.finish_reason is not None and not self._is_reader_gone:
             counts = clock.counts(generation.num_prompt_tokens, generation.num_output_tokens)
             reason = words.done_reason(generation.finish_reason)
-            yield self._lines.done(reason, counts)
+            await write(self._lines.done(reason, counts))
             self._on_finished()
 
     def _error_block(self, error: TailraceError) -> bytes:

@@ -2,7 +2,7 @@
 
 import contextlib
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import orjson
 
@@ -12,7 +12,7 @@ from engine.serving import CommonStream, RawEvents, Surface
 from routes.chunks import DONE, ChunkEncoder, error_block, has_text
 from routes.delivery import Delivery
 from routes.errors import anthropic_error
-from routes.event_stream import EventStream
+from routes.event_stream import EventStream, Write
 
 
 class ChunkStream(EventStream):
@@ -22,7 +22,7 @@ class ChunkStream(EventStream):
         super().__init__(stream.generation, delivery)
         self._stream = stream
 
-    async def _blocks(self) -> AsyncIterator[bytes]:
+    async def _produce(self, write: Write) -> None:
         stream = self._stream
         encoder = ChunkEncoder(stream)
         opening = encoder.opening()
@@ -32,16 +32,16 @@ class ChunkStream(EventStream):
                     return
                 choices = stream.read(delta)
                 if opening or choices:
-                    yield opening + encoder.chunks(choices)
+                    await write(opening + encoder.chunks(choices))
                     opening = b""
                     if any(map(has_text, choices)):
                         self._on_token_written()
         except Exception as error:
-            yield self._failed(error)
+            await write(self._failed(error))
             return
         if stream.generation.finish_reason is not None and not self._is_reader_gone:
             last = stream.last_chunk()
-            yield (b"data: %b\n\n" % orjson.dumps(last) if last else b"") + DONE
+            await write((b"data: %b\n\n" % orjson.dumps(last) if last else b"") + DONE)
             self._on_finished()
 
     def _error_block(self, error: TailraceError) -> bytes:
@@ -58,7 +58,7 @@ class RawStream(EventStream):
         self._call = call
         self._num_blocks = 0
 
-    async def _blocks(self) -> AsyncIterator[bytes]:
+    async def _produce(self, write: Write) -> None:
         carries_text = CARRIES_TEXT[self._surface]
         try:
             async with contextlib.aclosing(self._events.blocks) as blocks:  # type: ignore[type-var]
@@ -67,7 +67,7 @@ class RawStream(EventStream):
                         return
                     if self._call.failure is not None:  # which vLLM's layer tells of in its own words
                         break
-                    yield block.encode()
+                    await write(block.encode())
                     self._num_blocks += 1
                     if carries_text(block):
                         self._on_token_written()
@@ -75,7 +75,7 @@ class RawStream(EventStream):
                 raise self._call.failure
         except Exception as error:
             if not self._is_reader_gone:  # vLLM's layer stumbles over a generation that was aborted for good reason
-                yield self._failed(self._call.failure or error)
+                await write(self._failed(self._call.failure or error))
             return
         if not self._is_reader_gone:
             self._on_finished()

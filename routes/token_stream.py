@@ -1,14 +1,13 @@
 """The response under every native stream: deltas of one generation in, events out."""
 
 import time
-from collections.abc import AsyncIterator
 
 from engine.generation import CANCELLED, Generation
 from engine.journal import Journal, Passage, StreamRecord
 from metrics.timing import milliseconds
 from routes import sse
 from routes.delivery import Delivery
-from routes.event_stream import EventStream
+from routes.event_stream import EventStream, Write
 
 
 class TokenStream(EventStream):
@@ -20,9 +19,9 @@ class TokenStream(EventStream):
         self._journal = journal
         self._passages: list[Passage] = []
 
-    async def _blocks(self) -> AsyncIterator[bytes]:
+    async def _produce(self, write: Write) -> None:
         generation = self.generation
-        yield sse.start_event(generation.id, generation.model, int(time.time()))
+        await write(sse.start_event(generation.id, generation.model, int(time.time())))
         self._last_write_s = time.perf_counter()
         try:
             async for delta in generation:
@@ -30,15 +29,15 @@ class TokenStream(EventStream):
                     return
                 if delta.text or delta.reasoning:
                     num_tokens = generation.num_output_tokens
-                    yield sse.token_event(generation.id, num_tokens, delta.text, delta.reasoning)
+                    await write(sse.token_event(generation.id, num_tokens, delta.text, delta.reasoning))
                     self._on_token_written()
                     self._passages.append(Passage(num_tokens, delta.text, delta.reasoning))
         except Exception as error:
-            yield self._failed(error)
+            await write(self._failed(error))
             return
         if generation.finish_reason is not None and not self._is_reader_gone:
             farewell = self._farewell(generation.finish_reason)
-            yield farewell
+            await write(farewell)
             self._on_finished(CANCELLED if generation.finish_reason == CANCELLED else "completed")
             self._journal.keep(StreamRecord(generation.id, self._passages, generation.num_output_tokens, farewell))
 
