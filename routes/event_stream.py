@@ -79,8 +79,11 @@ class EventStream(EventSourceResponse):
         """Replaces sse-starlette's, which puts a look, a time limit and a log record around each block."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
 
+        # Middleware has had what it waits for. A token need not pass through all of it.
+        wire = self._record.wire or send
+
         async def write(block: bytes) -> None:
-            await send({"type": "http.response.body", "body": block, "more_body": True})
+            await wire({"type": "http.response.body", "body": block, "more_body": True})
 
         await self._produce(write)
         async with self._send_lock:

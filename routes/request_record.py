@@ -6,7 +6,7 @@ One record lies in each request's scope; whoever learns something writes it ther
 import re
 from dataclasses import dataclass
 
-from starlette.types import Scope
+from starlette.types import Scope, Send
 
 KEY = "tailrace.request"
 
@@ -23,6 +23,8 @@ class RequestRecord:
 
     id: str
     started_s: float
+    # The server's own `send`, without what middleware puts around it to see an answer's beginning.
+    wire: Send | None = None
     outcome: str = "completed"
     status: int = 0
     num_prompt_tokens: int | None = None

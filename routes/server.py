@@ -31,9 +31,9 @@ logger = logging.getLogger("tailrace")
 # How long uvicorn waits for connections to close once every stream has ended; then it cuts them.
 CLOSE_TIMEOUT_S = 2
 
-# How long a connection may be idle between two requests. Longer than the proxies keep theirs to us, which is 60 s in nginx
-# and in AWS's load balancers: the side that sends the requests has to close first. uvicorn's 5 s end some connections at
-# the moment in which a proxy sends the next request on them, which its client sees as a 502.
+# How long a connection may be idle between two requests. Longer than the proxies keep theirs to us, which is 60 s in
+# nginx and in AWS's load balancers: the side that sends the requests has to close first. uvicorn's 5 s end some
+# connections at the moment in which a proxy sends the next request on them, which its client sees as a 502.
 IDLE_TIMEOUT_S = 75
 
 # httptools keeps an address's length in 16 bits.
