@@ -5,6 +5,7 @@ Prompts are built, validated and tokenised by vLLM's own serving classes, so tha
 """
 
 import asyncio
+import contextlib
 import logging
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from engine import embedded_model
@@ -107,7 +109,8 @@ class VllmSource:
     async def abort(self) -> None:
         """`AsyncLLM.abort` puts a last output into the collector, which wakes a waiting `next`."""
         if not self._llm.errored:
-            await self._llm.abort(self._collector.request_id, internal=True)
+            with contextlib.suppress(EngineDeadError):
+                await self._llm.abort(self._collector.request_id, internal=True)
 
 
 class VllmEngine:
@@ -133,6 +136,7 @@ class VllmEngine:
         self._llm: AsyncLLM | None = None
         self._serving: VllmServing | None = None
         self._stopped = False
+        self._lost_one = False
 
     @property
     def model(self) -> str:
@@ -254,7 +258,13 @@ class VllmEngine:
         return PreparedRequest(prompt, params, options), read
 
     def is_dead(self) -> bool:
-        return self._llm is not None and bool(self._llm.errored)
+        if self._llm is None or self._lost_one:
+            return self._lost_one
+        if not self._llm.errored and _has_lost_an_engine(self._llm):
+            # Of several engines, vLLM first ends those that are left, for seconds, and only then tells of it.
+            self._lost_one = True
+            self._llm.output_processor.propagate_error(EngineDeadError())
+        return self._lost_one or bool(self._llm.errored)
 
     async def stop(self) -> None:
         if self._stopped:
@@ -268,6 +278,12 @@ class VllmEngine:
             self._starting.cancel()
         self._off_loop.stop()
         await asyncio.to_thread(end_child_processes)
+
+
+def _has_lost_an_engine(llm: AsyncLLM) -> bool:
+    """Whether one of the engine's processes ended; those that Ray runs tell of it by themselves."""
+    finished = getattr(llm.engine_core.resources.engine_manager, "finished_procs", None)
+    return finished is not None and bool(finished())
 
 
 def _keep_output_before_failure(processor: OutputProcessor) -> None:

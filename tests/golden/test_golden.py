@@ -25,6 +25,7 @@ MEANT = {
     "bad: n a word": SENTENCE,
     "bad: seed": SENTENCE,
     "bad: too many stop strings": SENTENCE,
+    "bad: messages a number": SENTENCE,
     "bad: a message without a role": SENTENCE,
     "bad: response_format": SENTENCE,
     "bad: a schema that is none": SENTENCE,
@@ -97,7 +98,11 @@ def test_what_differs_differs_as_it_is_meant(both: tuple[dict[str, Recording], d
     for name in theirs:
         kind, one, two = meant(name), theirs[name], ours[name]
         if kind == SENTENCE:
-            assert (one.status, field_at_fault(one)) == (two.status, field_at_fault(two)), name
+            theirs_at_fault, ours_at_fault = field_at_fault(one), field_at_fault(two)
+            assert one.status == two.status, name
+            # Where vLLM stumbles it names no field.
+            assert theirs_at_fault == ours_at_fault or theirs_at_fault["param"] is None, name
+            assert ours_at_fault["param"], name
             assert "\n" not in two.body["error"]["message"], name
         elif kind == BEFORE:
             assert (one.status, two.status) == (200, 400), name
