@@ -9,13 +9,13 @@ REQUIREMENTS := $(if $(filter cuda,$(SET)),requirements.txt,requirements/cpu.txt
 
 # Everything in the sets is pinned, with all that it needs; --no-deps keeps pip from adding what was left out on purpose.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
-# Debian's packages of the servers that tests use; installed where this is root. Elsewhere those tests are skipped.
+# Debian's packages of the servers and the browser that tests use; installed where this is root. Elsewhere those tests are skipped.
 TEST_SERVERS := prometheus nginx-light chromium
 
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock'
 
-.PHONY: help install install-test servers servers serve test chaos bench-latency check fmt lock clean
+.PHONY: help install install-test servers serve test chaos bench-latency check fmt lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -47,7 +47,8 @@ serve: install  ## serve the embedded model on port 8000; ARGS="--model X --port
 	@exec $(BIN)/python app.py $(ARGS)
 
 servers:
-	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && ! command -v promtool > /dev/null; then \
+	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
+		&& ! { command -v promtool && command -v nginx && command -v chromium; } > /dev/null; then \
 		echo 'installing $(TEST_SERVERS)'; \
 		{ apt-get update -qq && apt-get install -y -qq $(TEST_SERVERS); } > /dev/null 2>&1 \
 			|| echo 'could not install them; the tests that need them are skipped'; \

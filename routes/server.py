@@ -81,6 +81,13 @@ class _Protocol(HttpToolsProtocol):
         if len(self.url) > MAX_URL_BYTES:
             raise ValueError("the address is too long")  # ends the parsing; `send_400_response` is called next
 
+    def on_headers_complete(self) -> None:
+        # uvicorn puts the prefix of --root-path before every address, for proxies that have cut it off. For the others
+        # it is cut off here, so that every route is found behind both, as it is with `vllm serve`.
+        if self.root_path and self.url.startswith(self.root_path.encode() + b"/"):
+            self.url = self.url[len(self.root_path) :]
+        super().on_headers_complete()
+
     def send_400_response(self, msg: str) -> None:
         if len(self.url) <= MAX_URL_BYTES:
             super().send_400_response(msg)
