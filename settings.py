@@ -125,7 +125,10 @@ def load(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> Settin
     if first_look.parse_known_args(argv)[0].engine == "scripted":
         return Settings(_parse_scripted(argv, environ), uses_embedded_model=False)
 
-    from engine.vllm import args as vllm_args  # takes 6 s, which the scripted engine does without
+    try:
+        from engine.vllm import args as vllm_args  # takes 6 s, which the scripted engine does without
+    except ImportError as error:
+        sys.exit(f"error: {error}")
 
     changed = {flag.dest: (flag.type, _default(flag, environ)) for flag in CHANGED_FLAGS}
     args, ignored = vllm_args.parse(argv, lambda parser: _add(parser, OWN_FLAGS, environ), changed)

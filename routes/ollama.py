@@ -20,6 +20,7 @@ from routes.errors import SSE_HEADERS
 from routes.event_stream import EventStream, Write
 from routes.ollama_words import Lines, Wanted
 from routes.plain_answer import PlainAnswer
+from routes.request_record import record_of
 from routes.surfaces import head_of, read_json
 
 NDJSON = "application/x-ndjson"
@@ -42,7 +43,7 @@ class OllamaRoutes:
     async def _generate(self, request: Request, read: Read) -> Response:
         fields, num_bytes = await read_json(request, self.delivery)
         wanted = read(fields, self._card(fields))
-        lines = Lines(str(fields.get("model")), wanted.is_chat)
+        lines = Lines(str(fields.get("model") or fields.get("name")), wanted.is_chat)
         if wanted.body is None:
             return _json(lines.whole(wanted.load_word, {}))
         call = self.supervisor.call(head_of(request), num_bytes, wants_deltas=True)
@@ -54,7 +55,7 @@ class OllamaRoutes:
             return LineStream(stream, lines, self.delivery)
 
         async def whole() -> Response:
-            return await _whole(await self._open(wanted, call), lines)
+            return await _whole(await self._open(wanted, call), lines, Clock(record_of(request.scope).started_s))
 
         return PlainAnswer(call, whole, self.delivery)
 
@@ -128,9 +129,8 @@ def _ns(seconds: float) -> int:
     return int(seconds * 1e9)
 
 
-async def _whole(stream: CommonStream, lines: Lines) -> Response:
+async def _whole(stream: CommonStream, lines: Lines, clock: Clock) -> Response:
     """The same as the lines of a stream, in one object."""
-    clock = Clock(time.perf_counter())
     content = thinking = ""
     async for delta in stream.generation:
         clock.on_delta()

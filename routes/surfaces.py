@@ -48,7 +48,11 @@ class SurfaceRoutes:
             _require_json(request)
             body, num_bytes = await read_json(request, self.delivery)
             call = self.supervisor.call(head_of(request), num_bytes)
-            if body.get("stream"):
+            streams = body.get("stream")
+            if not isinstance(streams, bool | None):
+                # vLLM would take "no" for false; here it decides who watches the reader, before vLLM has looked.
+                raise InvalidRequest("stream must be true or false", param="stream")
+            if streams:
                 return await self._stream(request, surface, body, call)
 
             async def whole() -> Response:

@@ -4,7 +4,6 @@ import contextlib
 import re
 import threading
 import time
-from pathlib import Path
 
 import httpx
 import pytest
@@ -87,16 +86,3 @@ def test_the_death_of_one_engine_ends_the_process(model: str) -> None:
         assert {way("chat").error(got.body) for got in answers} == {"the engine has died"}
         assert program.wait(20) == 1
         assert_none_left(children)
-
-
-def test_the_page_on_scaling_names_flags_that_exist() -> None:
-    from vllm.entrypoints.launchers.cli_args import make_arg_parser
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    known = {
-        option for action in make_arg_parser(FlexibleArgumentParser())._actions for option in action.option_strings
-    }
-    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
-    named = set(re.findall(r"(?<![\w-])(--[a-z][a-z-]+)", page))
-    assert named
-    assert named <= known | {"--stall-timeout"}, named - known

@@ -75,6 +75,7 @@ def test_the_ollama_client_hears_of_an_error_in_mid_stream() -> None:
     ("path", "body", "param"),
     [
         ("/v1/chat/completions", {"messages": []}, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "stream": "no"}, "stream"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, "tools"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}], "n": 2}, "n"),
         ("/v1/completions", {"prompt": ""}, "prompt"),
