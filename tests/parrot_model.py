@@ -7,6 +7,7 @@ vLLM's own parsers and samplers work on it as on any model. It has the tokens `<
 import json
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from engine import embedded_model
 from tests.tiny_model import TOKENIZER_FILES
@@ -16,6 +17,15 @@ WIDTH = 128
 # Every token of these is there once, or the model would not know where it is. It starts at the end of a chat's prompt.
 REASONING = "Let me see: two plus three makes five."
 ANSWER = "It equals 5\u00e9t\u00e9!"
+
+# What its script can be made to call, by a grammar.
+WEATHER: Any = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
 
 PROMPT_END = "\n"
 EOS = "<|im_end|>"

@@ -8,11 +8,9 @@ the ordinary is handed out as deltas (`CommonStream`), not as the text that vLLM
 
 import logging
 import os
-import time
 from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,46 +21,36 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers, State
 from vllm import envs
 from vllm.entrypoints.anthropic.protocol import AnthropicCountTokensRequest, AnthropicMessagesRequest
-from vllm.entrypoints.generate.base.protocol import UsageInfo
-from vllm.entrypoints.generate.base.serving import build_per_request_timing_metrics, build_spec_decoding_metrics
 from vllm.entrypoints.launchers.api_server.app_state import init_app_state
 from vllm.entrypoints.openai.chat_completion.protocol import (
-    ChatCompletionNamedToolChoiceParam,
     ChatCompletionRequest,
-    ChatCompletionStreamResponse,
 )
 from vllm.entrypoints.openai.chat_completion.serving import (
     OpenAIServingChat,
-    _make_completion_tokens_details,
-    _make_prompt_tokens_details,
 )
-from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionStreamResponse
+from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.openai.completion.serving import OpenAIServingCompletion
 from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
-from vllm.entrypoints.serve.engine.protocol import ErrorResponse, PromptTokenUsageInfo
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.exception_handling.error_response import create_error_response
 from vllm.entrypoints.serve.tokenize.protocol import (
     DetokenizeRequest,
     TokenizeChatRequest,
     TokenizeCompletionRequest,
 )
-from vllm.entrypoints.serve.utils.api_utils import should_include_usage
-from vllm.entrypoints.serve.utils.tool_calls_utils import maybe_filter_parallel_tool_calls
 from vllm.exceptions import VLLMError
 from vllm.outputs import RequestOutput
-from vllm.parser.abstract_parser import Parser
 from vllm.utils.collection_utils import as_list
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from engine.call import Call
 from engine.errors import ContextLength, Internal, InvalidRequest, ModelNotFound, TailraceError
-from engine.generation import DROPPED, Generation
-from engine.interface import Delta, PreparedRequest
-from engine.serving import Answer, ChoiceDelta, CommonStream, Json, ModelCard, Plain, RawEvents, Surface
+from engine.interface import Delta
+from engine.serving import Answer, Json, ModelCard, Plain, RawEvents, Surface
+from engine.vllm.calling import OPENING, CallingLLM, Draft, Opening
+from engine.vllm.drafts import chat_drafter, completion_drafter
 from engine.vllm.errors import explain_validation, from_vllm
 from engine.vllm.off_loop import OffLoop
-
-logger = logging.getLogger("tailrace.engine")
 
 # What vLLM's layer raises when the request is at fault: its own errors, and Python's, which it has not replaced yet.
 CLIENT_FAULTS = (VLLMError, ValueError, TypeError, OverflowError, NotImplementedError, TemplateError)
@@ -76,76 +64,6 @@ OpenAIRequest: TypeAlias = CompletionRequest | ChatCompletionRequest
 
 # Tells reasoning from the answer in an output of the engine.
 ReadReasoning = Callable[[RequestOutput], Delta]
-
-
-@dataclass(slots=True)
-class _Opening:
-    """A call while vLLM's layer works on it, with the outputs that the layer has asked for."""
-
-    call: Call
-    outputs: list["Outputs"] = field(default_factory=list)
-
-
-# vLLM's layer calls `generate` on an engine that all requests share, and passes nothing by which to know the request.
-OPENING: ContextVar[_Opening] = ContextVar("opening")
-
-
-class Outputs:
-    """What `AsyncLLM.generate` would return: iterate for the outputs. Submits when asked to, at the latest then."""
-
-    def __init__(self, call: Call, request: PreparedRequest) -> None:
-        self._call = call
-        self._request = request
-        self._generation: Generation | None = None
-
-    async def submit(self) -> Generation:
-        if self._generation is None:
-            self._generation = await self._call.admit(self._request)
-        return self._generation
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        try:
-            delta = await anext(await self.submit())
-        except TailraceError as error:
-            self._call.failure = error
-            raise
-        if delta.finish_reason is None:  # of one that was dropped, vLLM says so in its output, and ours is the word
-            for choice in delta.raw.outputs:
-                if choice.finish_reason in DROPPED:
-                    choice.finish_reason = None
-        output: RequestOutput = delta.raw
-        return output
-
-    async def aclose(self) -> None:
-        if self._generation is not None:
-            await self._generation.abort()
-
-
-class CallingLLM:
-    """The `EngineClient` that vLLM's serving classes see: `llm`, with `generate` taken over."""
-
-    def __init__(self, llm: AsyncLLM) -> None:
-        self._llm = llm
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._llm, name)
-
-    def generate(self, prompt: Any, sampling_params: Any, request_id: str, **options: Any) -> Outputs:
-        opening = OPENING.get()
-        outputs = Outputs(opening.call, PreparedRequest(prompt, sampling_params, options))
-        opening.outputs.append(outputs)
-        return outputs
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A `CommonStream` but for its generation, which is not in the engine yet."""
-
-    outputs: Outputs
-    build: Callable[[Generation], CommonStream]
 
 
 class VllmServing:
@@ -170,8 +88,8 @@ class VllmServing:
     def _take_over(self) -> None:
         """The four places where vLLM's objects do as we want. They are attributes of the instances, set here alone."""
         chat, completions = self.chat, self.completions
-        chat.chat_completion_stream_generator = _chat_drafter(chat)
-        completions.completion_stream_generator = _completion_drafter(completions)
+        chat.chat_completion_stream_generator = chat_drafter(chat)
+        completions.completion_stream_generator = completion_drafter(completions)
         for holder, name in (
             (chat, "render_chat_request"),
             (self._state.anthropic_serving_messages, "render_chat_request"),
@@ -268,7 +186,7 @@ class VllmServing:
         return cards + [replace(base_card, name=one.lora_name, parent=base[0].name) for one in adapters]
 
     async def open(self, surface: Surface, body: Json, call: Call) -> Answer:
-        opening = _Opening(call)
+        opening = Opening(call)
         OPENING.set(opening)
         try:
             return await self._open(surface, body, opening)
@@ -287,7 +205,7 @@ class VllmServing:
                 raise from_vllm(error) from error
             return _error(surface, response)
 
-    async def _open(self, surface: Surface, body: Json, opening: _Opening) -> Answer:
+    async def _open(self, surface: Surface, body: Json, opening: Opening) -> Answer:
         call = opening.call
         request = await self._validate(surface, body, call.num_bytes)
         raw = SimpleNamespace(headers=Headers(dict(call.headers)), state=State())
@@ -300,7 +218,7 @@ class VllmServing:
             return Plain(200, result.model_dump(mode="json", by_alias=by_alias, exclude_none=exclude_none))
         for outputs in opening.outputs:
             await outputs.submit()
-        if isinstance(result, _Draft):
+        if isinstance(result, Draft):
             return result.build(await result.outputs.submit())
         return RawEvents(_response_events(result) if surface is Surface.RESPONSES else result)
 
@@ -410,254 +328,3 @@ async def _response_events(events: AsyncIterator[Any]) -> AsyncIterator[str]:
     async for event in events:
         name = getattr(event, "type", "unknown")
         yield f"event: {name}\ndata: {event.model_dump_json(indent=None, by_alias=True)}\n\n"
-
-
-def _chat_drafter(chat: OpenAIServingChat) -> Callable[..., Any]:
-    """What stands in for `OpenAIServingChat.chat_completion_stream_generator`, and calls it for the rare options."""
-    by_vllm = chat.chat_completion_stream_generator
-
-    def draft(
-        request: ChatCompletionRequest,
-        outputs: Any,
-        request_id: str,
-        model: str,
-        conversation: Any,
-        tokenizer: Any,
-        metadata: Any,
-        **rest: Any,
-    ) -> Any:
-        _, per_chunk_usage = should_include_usage(request.stream_options, chat.enable_force_include_usage)
-        logs_outputs = chat.enable_log_outputs and chat.request_logger
-        is_rare = (
-            request.logprobs or request.echo or request.return_token_ids or request.return_prompt_text
-            or per_chunk_usage or logs_outputs
-        )  # fmt: skip
-        wants_deltas = OPENING.get().call.wants_deltas
-        if not isinstance(outputs, Outputs) or (is_rare and not wants_deltas):
-            return by_vllm(request, outputs, request_id, model, conversation, tokenizer, metadata, **rest)
-        reader = _ChatReader(chat, request, tokenizer, **rest)
-
-        def build(generation: Generation) -> CommonStream:
-            created_s = int(time.time())
-            return CommonStream(
-                id=request_id,
-                model=model,
-                created_s=created_s,
-                role=chat.get_chat_request_role(request),
-                num_choices=request.n or 1,
-                generation=generation,
-                read=reader.read,
-                last_chunk=lambda: reader.last_chunk(request_id, created_s, model),
-                fingerprint=None if reader.include_usage else chat.system_fingerprint,
-            )
-
-        return _Draft(outputs, build)
-
-    return draft
-
-
-class _ChatReader:
-    """What vLLM's chat makes of an output, choice by choice; parsed for reasoning and tools where the server does."""
-
-    def __init__(
-        self,
-        chat: OpenAIServingChat,
-        request: ChatCompletionRequest,
-        tokenizer: Any,
-        chat_template_kwargs: Any = None,
-        mm_token_counts: Any = None,
-    ) -> None:
-        num_choices = request.n or 1
-        self._chat = chat
-        self._request = request
-        self._mm_token_counts = mm_token_counts
-        self._parsers: list[Parser | None] = [None] * num_choices
-        if chat.parser_cls is not None:
-            self._parsers = [chat._make_parser(request, tokenizer, chat_template_kwargs) for _ in range(num_choices)]
-        self._names_tool = isinstance(request.tool_choice, ChatCompletionNamedToolChoiceParam)
-        self._called_tools = [False] * num_choices
-        self._num_tokens = [0] * num_choices
-        # To count those of them that were reasoning, which vLLM does at the end.
-        self._token_ids: list[list[int]] = [[] for _ in range(num_choices)]
-        self._has_ended = [False] * num_choices
-        self._last: RequestOutput | None = None
-        self._num_prompt_tokens = 0
-        self._num_cached: tuple[int | None, int | None] = (None, None)
-        self.include_usage, _ = should_include_usage(request.stream_options, chat.enable_force_include_usage)
-
-    def read(self, delta: Delta) -> list[ChoiceDelta]:
-        result: RequestOutput = delta.raw
-        if self._last is None:
-            self._num_cached = (result.num_cached_tokens, result.num_cache_creation_tokens)
-        self._last = result
-        if result.prompt_token_ids is not None:
-            self._num_prompt_tokens = len(result.prompt_token_ids) + len(result.encoder_prompt_token_ids or ())
-        choices = []
-        for output in result.outputs:
-            index = output.index
-            if self._has_ended[index] or not (output.text or output.token_ids or self._num_tokens[index]):
-                continue
-            finish_reason = None if output.finish_reason in DROPPED else output.finish_reason
-            message = self._message(index, output, result, finish_reason is not None)
-            if message is None:
-                if finish_reason is None:
-                    continue
-                message = {}
-            if finish_reason is not None:
-                self._has_ended[index] = True
-                if self._called_tools[index] and not self._names_tool and finish_reason == "stop":
-                    finish_reason = "tool_calls"
-            choices.append(ChoiceDelta(index, message, finish_reason, output.stop_reason))
-        return choices
-
-    def _message(self, index: int, output: Any, result: RequestOutput, finished: bool) -> Json | None:
-        self._num_tokens[index] += len(output.token_ids)
-        parser = self._parsers[index]
-        if parser is None:
-            return {"content": output.text}
-        if self._chat._include_reasoning_tokens_details:
-            self._token_ids[index].extend(output.token_ids)
-        message = parser.parse_delta(
-            delta_text=output.text,
-            delta_token_ids=as_list(output.token_ids),
-            request=self._request,
-            prompt_token_ids=result.prompt_token_ids,
-            finished=finished,
-        )
-        if message is None:
-            return None
-        self._called_tools[index] |= bool(message.tool_calls)
-        message = maybe_filter_parallel_tool_calls(message, self._request)
-        return dict(message.model_dump(exclude_unset=True))
-
-    def last_chunk(self, id: str, created_s: int, model: str) -> Json | None:
-        """The chunk with the usage, which vLLM sends after the last choice has ended, where it was asked for."""
-        if not self.include_usage:
-            return None
-        chat = self._chat
-        num_output_tokens = sum(self._num_tokens)
-        usage = UsageInfo(
-            prompt_tokens=self._num_prompt_tokens,
-            completion_tokens=num_output_tokens,
-            total_tokens=self._num_prompt_tokens + num_output_tokens,
-        )
-        if chat._include_reasoning_tokens_details:
-            pairs = zip(self._parsers, self._token_ids, strict=True)
-            num_reasoning = sum(parser.count_reasoning_tokens(tuple(ids)) for parser, ids in pairs if parser and ids)
-            usage.completion_tokens_details = _make_completion_tokens_details(num_reasoning)
-        usage.prompt_tokens_details = _make_prompt_tokens_details(
-            chat.enable_prompt_tokens_details, *self._num_cached, self._mm_token_counts
-        )
-        chunk = ChatCompletionStreamResponse(
-            id=id,
-            object="chat.completion.chunk",
-            created=created_s,
-            choices=[],
-            model=model,
-            usage=usage,
-            system_fingerprint=chat.system_fingerprint,
-            metrics=_metrics(chat, self._last, num_output_tokens) if (self._request.n or 1) == 1 else None,
-        )
-        return dict(chunk.model_dump(mode="json", exclude_unset=True, exclude_none=True))
-
-
-def _metrics(serving: Any, last: RequestOutput | None, num_output_tokens: int) -> Any:
-    """What vLLM tells of one generation's times, with `--enable-per-request-metrics`, and of its speculations."""
-    metrics = None
-    if serving.enable_per_request_metrics:
-        metrics = build_per_request_timing_metrics(last.metrics if last else None, num_output_tokens)
-    if (speculations := build_spec_decoding_metrics(last)) is not None:
-        metrics = metrics or build_per_request_timing_metrics(None, 0)
-        metrics.speculative_decoding = speculations
-    return metrics
-
-
-def _completion_drafter(completions: OpenAIServingCompletion) -> Callable[..., Any]:
-    """What stands in for `OpenAIServingCompletion.completion_stream_generator`, as `_chat_drafter` for chats."""
-    by_vllm = completions.completion_stream_generator
-
-    def draft(
-        request: CompletionRequest,
-        engine_inputs: Any,
-        merged: Any,
-        request_id: str,
-        created_s: int,
-        model: str,
-        num_prompts: int,
-        tokenizer: Any,
-        request_metadata: Any,
-    ) -> Any:
-        include_usage, per_chunk_usage = should_include_usage(
-            request.stream_options, completions.enable_force_include_usage
-        )
-        outputs, wants_deltas = OPENING.get().outputs, OPENING.get().call.wants_deltas
-        is_rare = request.logprobs is not None or request.echo or request.return_token_ids or per_chunk_usage
-        if num_prompts != 1 or len(outputs) != 1 or (is_rare and not wants_deltas):
-            return by_vllm(
-                request, engine_inputs, merged, request_id, created_s, model, num_prompts, tokenizer, request_metadata
-            )
-        reader = _CompletionReader(completions, request.n or 1)
-
-        def build(generation: Generation) -> CommonStream:
-            return CommonStream(
-                id=request_id,
-                model=model,
-                created_s=created_s,
-                role=None,
-                num_choices=request.n or 1,
-                generation=generation,
-                read=reader.read,
-                last_chunk=lambda: reader.last_chunk(request_id, created_s, model) if include_usage else None,
-                fingerprint=None if include_usage else completions.system_fingerprint,
-            )
-
-        return _Draft(outputs[0], build)
-
-    return draft
-
-
-class _CompletionReader:
-    """What vLLM's completions make of an output, choice by choice."""
-
-    def __init__(self, completions: OpenAIServingCompletion, num_choices: int) -> None:
-        self._completions = completions
-        self._num_tokens = [0] * num_choices
-        self._last: RequestOutput | None = None
-        self._num_prompt_tokens = 0
-        self._num_cached: int | None = None
-
-    def read(self, delta: Delta) -> list[ChoiceDelta]:
-        result: RequestOutput = delta.raw
-        if self._last is None:
-            self._num_cached = result.num_cached_tokens
-        self._last = result
-        if result.prompt_token_ids is not None:
-            self._num_prompt_tokens = len(result.prompt_token_ids)
-        choices = []
-        for output in result.outputs:
-            if not (output.text or output.token_ids or self._num_tokens[output.index]):
-                continue
-            self._num_tokens[output.index] += len(output.token_ids)
-            finish_reason = None if output.finish_reason in DROPPED else output.finish_reason
-            choices.append(ChoiceDelta(output.index, {"content": output.text}, finish_reason, output.stop_reason))
-        return choices
-
-    def last_chunk(self, id: str, created_s: int, model: str) -> Json:
-        num_output_tokens = sum(self._num_tokens)
-        usage = UsageInfo(
-            prompt_tokens=self._num_prompt_tokens,
-            completion_tokens=num_output_tokens,
-            total_tokens=self._num_prompt_tokens + num_output_tokens,
-        )
-        if self._completions.enable_prompt_tokens_details and self._num_cached is not None:
-            usage.prompt_tokens_details = PromptTokenUsageInfo(cached_tokens=self._num_cached)
-        chunk = CompletionStreamResponse(
-            id=id,
-            created=created_s,
-            model=model,
-            choices=[],
-            usage=usage,
-            system_fingerprint=self._completions.system_fingerprint,
-            metrics=_metrics(self._completions, self._last, num_output_tokens) if len(self._num_tokens) == 1 else None,
-        )
-        return dict(chunk.model_dump(mode="json", exclude_unset=False, exclude_none=True))

@@ -9,19 +9,11 @@ import httpx
 import ollama
 import pytest
 
-from tests.parrot_model import ANSWER, REASONING
+from tests.parrot_model import ANSWER, REASONING, WEATHER
 from tests.process.program import Program
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
-TOOLS: Any = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-        },
-    }
-]
+TOOLS: Any = [WEATHER]
 GREEDY = {"temperature": 0, "num_ctx": 4096}
 SCHEMA: Any = {"enum": ["yes", "no"]}
 

@@ -8,19 +8,11 @@ from typing import Any
 import openai
 import pytest
 
-from tests.parrot_model import ANSWER, REASONING
+from tests.parrot_model import ANSWER, REASONING, WEATHER
 from tests.process.program import Program
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
-TOOLS: Any = [
-    {
-        "type": "function",
-        "function": {
-            "name": "weather",
-            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-        },
-    }
-]
+TOOLS: Any = [WEATHER]
 CALL = r'<tool_call>\n\{"name": "weather", "arguments": \{"city": "Oslo"\}\}\n</tool_call>'
 CALLING = {"structured_outputs": {"regex": CALL}}
 SCHEMA: Any = {
