@@ -11,7 +11,7 @@ from httpx_sse import EventSource, connect_sse
 
 from tests.real.conftest import MAX_NUM_SEQS
 from tests.server import RunningServer, wait_until
-from tests.ways import WAYS, Way, asked
+from tests.ways import WAYS, Way, answer, asked
 
 LONG = {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True}
 
@@ -47,6 +47,8 @@ def assert_stands_still(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 def test_in_decode(server: RunningServer, way: Way) -> None:
+    with asked(server.port, way.request("Hi", 2)) as sock:  # vLLM compiles for the first logprobs of its life
+        assert way.is_whole(answer(sock).body)
     left = server.metric("tailrace_disconnects_total", phase="decode")
     with asked(server.port, way.request()):
         made = server.metric("vllm:generation_tokens_total")
