@@ -3,6 +3,7 @@
 Invariant: a generation that is left, in whatever way, is no longer in the engine.
 """
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from types import TracebackType
@@ -19,7 +20,7 @@ CANCELLED = "cancelled"
 
 
 class Generation:
-    """Iterate for the deltas; leave the `async with` and the engine has forgotten the request.
+    """`listen` and `take`, or iterate for the deltas; leave the `async with` and the engine has forgotten the request.
 
     Cancelling the iteration loses no token, but does not abort: leaving the `async with` does.
     """
@@ -30,13 +31,14 @@ class Generation:
         self.num_output_tokens = 0
         self.num_untaken_tokens = 0
         self.finish_reason: str | None = None
+        # Nothing more comes: it has finished, was aborted, or has failed.
+        self.has_ended = False
         self._source = source
         self._on_close = on_close
         self._aborted = False
         self._abort_error: TailraceError | None = None
         self._cancelled = False
-        # What every further step of the iteration raises, once there is nothing more to come.
-        self._end: StopAsyncIteration | TailraceError | None = None
+        self._failure: TailraceError | None = None
 
     def __repr__(self) -> str:
         state = self.finish_reason or ("aborted" if self._aborted else "running")
@@ -63,45 +65,82 @@ class Generation:
             self.num_untaken_tokens += self._source.take_rest()
             self._on_close(self)
 
+    def listen(self, on_output: Callable[[], None]) -> None:
+        """Call `on_output` whenever there may be something to `take`; see `TokenSource.listen`."""
+        self._source.listen(on_output)
+
+    def take(self) -> Delta | None:
+        """Everything made since the last call, in one delta; None when there is nothing yet, or nothing more.
+
+        Raises:
+            TailraceError: the engine failed, or `abort(error)` gave this error; every further call raises it, too.
+        """
+        if self.has_ended:
+            self.raise_failure()
+            return None
+        try:
+            delta = self._source.take()
+        except TailraceError as error:
+            self._end(error)
+            raise
+        if delta is None:
+            return None
+        if delta.finish_reason is not None:
+            if delta.finish_reason in DROPPED:
+                return self._dropped(delta)
+            self.finish_reason = delta.finish_reason
+            self._end()
+        self.num_output_tokens += len(delta.token_ids)
+        return delta
+
+    def raise_failure(self) -> None:
+        """Raise what this generation has failed with, if it has."""
+        if self._failure is not None:
+            raise self._failure
+
+    def _dropped(self, delta: Delta) -> Delta | None:
+        """The request has left the engine unfinished. Text that was made before is still its reader's."""
+        if self._cancelled:
+            self._end()
+            self.finish_reason = CANCELLED
+            self.num_output_tokens += len(delta.token_ids)
+            return replace(delta, finish_reason=CANCELLED)
+        if self._aborted and self._abort_error is None:
+            self._end()
+            self.num_untaken_tokens += len(delta.token_ids)
+            return None
+        self._end(self._abort_error or Internal("the engine dropped this request"))
+        if not delta.text:
+            self.num_untaken_tokens += len(delta.token_ids)
+            self.raise_failure()
+        self.num_output_tokens += len(delta.token_ids)
+        return replace(delta, finish_reason=None)
+
+    def _end(self, failure: TailraceError | None = None) -> None:
+        self.has_ended, self._failure = True, failure
+
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delta:
-        """The next delta.
+        """The next delta, waited for: for those who have no more to do with it than the next line.
 
         Raises:
             StopAsyncIteration: after the delta with the finish reason, or after `abort()`.
-            TailraceError: the engine failed, or `abort(error)` gave this error.
+            TailraceError: as `take`.
         """
-        if self._end is not None:
-            raise self._end
-        delta = await self._source.next()
-        if delta.finish_reason in DROPPED:
-            delta = self._dropped(delta)
-        elif delta.finish_reason is not None:
-            self.finish_reason = delta.finish_reason
-            self._end = StopAsyncIteration()
-        self.num_output_tokens += len(delta.token_ids)
+        woken = asyncio.Event()
+        self.listen(woken.set)
+        while (delta := self.take()) is None:
+            if self.has_ended:
+                raise StopAsyncIteration
+            await woken.wait()
+            woken.clear()
         return delta
-
-    def _dropped(self, delta: Delta) -> Delta:
-        """The request has left the engine unfinished. Text that was made before is still its reader's."""
-        if self._cancelled:
-            self._end, self.finish_reason = StopAsyncIteration(), CANCELLED
-            return replace(delta, finish_reason=CANCELLED)
-        if self._aborted and self._abort_error is None:
-            self._end = StopAsyncIteration()
-            self.num_untaken_tokens += len(delta.token_ids)
-            raise self._end
-        self._end = self._abort_error or Internal("the engine dropped this request")
-        if not delta.text:
-            self.num_untaken_tokens += len(delta.token_ids)
-            raise self._end
-        return replace(delta, finish_reason=None)
 
     async def cancel(self) -> None:
         """Stop the engine's work at once: whoever iterates gets the text that was there already, and a good end."""
-        if not self._aborted and self._end is None:
+        if not self._aborted and not self.has_ended:
             self._cancelled = True
             await self.abort()
 
@@ -112,7 +151,7 @@ class Generation:
 
         Does nothing when the generation has finished or was aborted before.
         """
-        if self._aborted or self._end is not None:
+        if self._aborted or self.has_ended:
             return
         self._aborted, self._abort_error = True, error
         await self._source.abort()

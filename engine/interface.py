@@ -3,7 +3,7 @@
 Two engines exist behind it: `VllmEngine`, and `ScriptedEngine` for people and tests without a model.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol
@@ -63,7 +63,7 @@ class PreparedRequest:
 AnyRequest = GenerationRequest | PreparedRequest
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that triples what making one costs, and one is made for every token
 class Delta:
     """What one output of the engine adds: new text, and the ids of the tokens that were made for it.
 
@@ -90,13 +90,16 @@ class TokenSource(Protocol):
         """What the engine does: `queued`, `prefill` or `decode`."""
         ...
 
-    async def next(self) -> Delta:
-        """Wait for more output; everything made since the last call comes in one delta.
+    def listen(self, on_output: Callable[[], None]) -> None:
+        """Call `on_output` whenever there may be something to `take`: once an engine step, on the event loop, and after
+        `abort` or a failure. It must neither block nor raise."""
+        ...
+
+    def take(self) -> Delta | None:
+        """Everything made since the last call, in one delta; None when there is nothing yet.
 
         Raises:
-            TailraceError: the engine cannot go on with this request.
-
-        After `abort` it returns promptly, with whatever delta or error. Cancelling it loses nothing.
+            TailraceError: the engine cannot go on with this request; what it had made was taken before.
         """
         ...
 

@@ -68,9 +68,13 @@ class ScriptedSource:
         self._finish_reason = "length" if max_tokens < len(script.tokens) else "stop"
         self._position = 0
         self._engine = engine
-        self._interrupted = asyncio.Event()
-        self._due_s = asyncio.get_running_loop().time() + script.ttft_s
+        self._aborted = False
+        self._loop = asyncio.get_running_loop()
+        self._due_s = self._loop.time() + script.ttft_s
+        self._timer: asyncio.Handle | None = None
+        self._on_output: Callable[[], None] = lambda: None
         engine.running.add(self)
+        self._wait()
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -80,15 +84,19 @@ class ScriptedSource:
     def phase(self) -> str:
         return "decode" if self._position else "prefill"
 
-    async def next(self) -> Delta:
-        """The token that is due next, with all others that have become due meanwhile."""
-        aborted = await self._wait_until_due()
-        if self._position == self._script.die_after:
+    def listen(self, on_output: Callable[[], None]) -> None:
+        self._on_output = on_output
+
+    def take(self) -> Delta | None:
+        """The token that is due, with all others that have become due meanwhile."""
+        if self._position == self._script.die_after and self._is_due:
             self._engine.die()
         if self._engine.is_dead():
             raise EngineDead("the engine has died")
-        if aborted:
+        if self._aborted:
             return Delta("", (), "abort")
+        if not self._is_due:
+            return None
         count = self._take()
         token_ids = range(self._position, self._position + count)
         text = "".join(self._script.tokens[index] for index in token_ids)
@@ -97,17 +105,19 @@ class ScriptedSource:
         finished = self._position >= self._limit
         if finished:
             self._engine.running.discard(self)
+        else:
+            self._wait()
         return Delta(text, token_ids, self._finish_reason if finished else None)
 
-    async def _wait_until_due(self) -> bool:
-        """True when the wait ended early, by an abort or by the engine's death."""
-        hangs = self._position == self._script.hang_after
-        delay_s = None if hangs else max(0.0, self._due_s - asyncio.get_running_loop().time())
-        try:
-            await asyncio.wait_for(self._interrupted.wait(), delay_s)
-        except TimeoutError:
-            return False
-        return True
+    @property
+    def _is_due(self) -> bool:
+        # A timer of an event loop may fire a clock's tick early.
+        return self._position != self._script.hang_after and self._loop.time() >= self._due_s - 0.001
+
+    def _wait(self) -> None:
+        """Tell the listener when the next token is due; what has not been taken then is due together later."""
+        if self._position != self._script.hang_after:
+            self._timer = self._loop.call_at(self._due_s, lambda: self._on_output())
 
     def _take(self) -> int:
         """How many tokens are due now; at least one. Moves the clock on."""
@@ -125,11 +135,15 @@ class ScriptedSource:
         return 0
 
     def interrupt(self) -> None:
-        self._interrupted.set()
+        """Tell the listener of what is not a token."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop.call_soon(lambda: self._on_output())
 
     async def abort(self) -> None:
-        self.interrupt()
+        self._aborted = True
         self._engine.running.discard(self)
+        self.interrupt()
 
 
 class ScriptedEngine:

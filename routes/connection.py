@@ -1,7 +1,8 @@
-"""The client's connection below ASGI: whether it is still there, and whether its reader takes bytes.
+"""The client's connection below ASGI: whether it is still there, whether its reader takes bytes, and a way to write.
 
-ASGI tells of a disconnect only to a task that waits for it, and nothing of the bytes. uvicorn's protocol class,
-extended in `routes.server`, puts one `Connection` into each request's scope.
+ASGI tells of a disconnect only to a task that waits for it, and nothing of the bytes; and it writes from a task, which
+would have to be woken for every token. uvicorn's protocol class, extended in `routes.server`, puts one `Connection`
+into each request's scope.
 """
 
 import asyncio
@@ -36,11 +37,43 @@ class Connection:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.lost_s: float | None = None
+        # The reader is slow: what is written now would wait in this process.
+        self.is_full = False
+        self._on_room: Callable[[], None] | None = None
         if sock := self._socket():
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
 
     def mark_lost(self) -> None:
         self.lost_s = time.perf_counter()
+
+    def mark_full(self, is_full: bool) -> None:
+        self.is_full = is_full
+        if not is_full and self._on_room is not None:
+            self._on_room()
+
+    def write(self, block: bytes) -> None:
+        """Hand `block` to the socket, as one chunk of a body whose head said that it comes in chunks (RFC 9112, 7.1).
+
+        Never waits, and keeps what the socket does not take: look at `is_full` before.
+        """
+        self._transport.write(b"%x\r\n%b\r\n" % (len(block), block))
+
+    @contextlib.contextmanager
+    def listened(self, on_room: Callable[[], None]) -> Iterator[None]:
+        """Call `on_room` whenever the reader has caught up after `is_full`."""
+        self._on_room = on_room
+        try:
+            yield
+        finally:
+            self._on_room = None
+
+    async def wait_for_room(self) -> None:
+        """Return at once, or when the reader has caught up."""
+        room = asyncio.Event()
+        with self.listened(room.set):
+            while self.is_full and self.lost_s is None:
+                await room.wait()
+                room.clear()
 
     def cut(self) -> None:
         """Reset: what is still to be written is dropped, here and in the kernel."""
@@ -110,7 +143,11 @@ class Progress:
         return now_s - self._since_s >= self._timeout_s
 
 
-def connection_of(scope: Scope) -> Connection | None:
-    """The request's connection; None under another server than ours."""
-    connection = scope.get("extensions", {}).get(EXTENSION)
-    return connection if isinstance(connection, Connection) else None
+def connection_of(scope: Scope) -> Connection:
+    """The request's connection.
+
+    Raises:
+        KeyError: the application runs under another server than that of `routes.server`.
+    """
+    connection: Connection = scope["extensions"][EXTENSION]
+    return connection

@@ -1,21 +1,25 @@
-"""The response under every stream: what an engine works on, in blocks that its reader can parse.
+"""The responses under every stream: what an engine works on, in blocks that its reader can parse.
+
+The path of one token: the engine's step ends in `DeltaStream._on_output`, which looks whether the reader is there,
+takes what was made, encodes it, and hands it to the socket. All streams of a step are served in that one turn of the
+event loop; nothing is awaited on the way, and no task is woken.
 
 Invariant: the response owns its work. However the response ends — finished, failed, left by its reader, cancelled — the
 engine has forgotten the work when the call returns, and the request's record says how it ended.
 """
 
+import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping
 from typing import ClassVar
 
-import anyio
 from sse_starlette import EventSourceResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from engine.errors import Internal, TailraceError
-from engine.interface import Work
+from engine.generation import Generation
+from engine.interface import Delta, Work
 from metrics.timing import StreamTiming
 from routes import sse
 from routes.connection import Connection, connection_of
@@ -25,9 +29,6 @@ from routes.meter import Meter
 from routes.request_record import RequestRecord, record_of, route_of
 
 logger = logging.getLogger("tailrace")
-
-
-Write = Callable[[bytes], Awaitable[None]]
 
 
 class EventStream(EventSourceResponse):
@@ -40,21 +41,21 @@ class EventStream(EventSourceResponse):
     # What is written when nothing else was for a while. It must mean nothing where a block could begin.
     keep_alive: ClassVar[bytes] = sse.KEEP_ALIVE
 
+    _connection: Connection
+    _record: RequestRecord
+    _timing: StreamTiming
+    _meter: Meter
+
     def __init__(self, work: Work, delivery: Delivery, headers: Mapping[str, str] = SSE_HEADERS) -> None:
         super().__init__(
-            iter(()),  # what it would iterate over; here whoever makes the blocks writes them, which is a hop less
+            iter(()),  # what it would iterate over; here whoever makes the blocks writes them
             headers=headers,
-            sep="\n",
             ping=delivery.keep_alive_s,
             client_close_handler_callable=self._on_reader_gone,
         )
         self._work = work
         self._delivery = delivery
-        self._connection: Connection | None = None
-        self._record = RequestRecord("", 0.0)
         self._last_write_s = time.perf_counter()
-        self._timing = StreamTiming(0.0)
-        self._meter: Meter
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = self._record = record_of(scope)
@@ -63,52 +64,41 @@ class EventStream(EventSourceResponse):
         self._timing = StreamTiming(record.started_s)
         self._meter = Meter(self._delivery.instruments, route_of(scope), self._work, self._timing)
         try:
-            with self._meter.open(), self._watch_for_stall():
+            with self._meter.open(), self._connection.watched(self._delivery.stall_timeout_s, self._on_stalled):
                 # Entered here and not in `_produce`: that never starts when the reader leaves before its turn.
                 async with self._work:
                     await super().__call__(scope, receive, send)
         finally:
             self._meter.close(record)
 
-    async def _produce(self, write: Write) -> None:
-        """Write the blocks, in order. `write` returns when a block was handed to the socket, so a slow reader is waited
-        for here, while the engine's output gathers into one delta."""
+    async def _produce(self) -> None:
+        """Write the blocks, in order, and return after the last."""
         raise NotImplementedError
 
     async def _stream_response(self, send: Send) -> None:
         """Replaces sse-starlette's, which puts a look, a time limit and a log record around each block."""
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._produce()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-        # Middleware has had what it waits for. A token need not pass through all of it.
-        wire = self._record.wire or send
-
-        async def write(block: bytes) -> None:
-            await wire({"type": "http.response.body", "body": block, "more_body": True})
-
-        await self._produce(write)
-        async with self._send_lock:
-            self.active = False
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    def _watch_for_stall(self) -> AbstractContextManager[None]:
-        if self._connection is None:
-            return nullcontext()
-        return self._connection.watched(self._delivery.stall_timeout_s, self._on_stalled)
+    def _write(self, block: bytes) -> None:
+        """Past ASGI and its middleware, which have had what they wait for: the head."""
+        self._connection.write(block)
+        self._last_write_s = time.perf_counter()
 
     def _on_stalled(self) -> None:
         """The reader takes nothing; cutting its connection is what ends a write that waits for it."""
         self._record.outcome = "stalled"
-        assert self._connection is not None
         self._connection.cut()
 
     @property
     def _is_reader_gone(self) -> bool:
-        """Two flags that other parties set as soon as they know; costs nothing to look at on every token."""
-        return not self.active or (self._connection is not None and self._connection.lost_s is not None)
+        """A flag that the protocol sets as soon as it knows; costs nothing to look at on every token."""
+        return self._connection.lost_s is not None
 
     def _on_token_written(self) -> None:
-        now_s = self._last_write_s = time.perf_counter()
-        self._meter.on_token_written(now_s, self._work.num_output_tokens)
+        """The block just written has text."""
+        self._meter.on_token_written(self._last_write_s, self._work.num_output_tokens)
 
     def _on_finished(self, outcome: str = "completed") -> None:
         self._record.outcome = outcome
@@ -131,13 +121,64 @@ class EventStream(EventSourceResponse):
 
     async def _ping(self, send: Send) -> None:
         """Replaces sse-starlette's, which sends a comment every interval, however busy the stream is."""
-        interval_s = self.ping_interval
-        while self.active:
+        while True:
             idle_s = time.perf_counter() - self._last_write_s
-            if idle_s < interval_s:
-                await anyio.sleep(interval_s - idle_s)
-                continue
-            async with self._send_lock:
-                if self.active:
-                    await send({"type": "http.response.body", "body": self.keep_alive, "more_body": True})
-            self._last_write_s = time.perf_counter()
+            if idle_s < self.ping_interval:
+                await asyncio.sleep(self.ping_interval - idle_s)
+            elif self._connection.is_full:  # there are bytes under way
+                await self._connection.wait_for_room()
+            else:
+                self._write(self.keep_alive)
+
+
+class DeltaStream(EventStream):
+    """A stream of one generation's deltas; its kinds say what a delta is in bytes."""
+
+    def __init__(self, generation: Generation, delivery: Delivery, headers: Mapping[str, str] = SSE_HEADERS) -> None:
+        super().__init__(generation, delivery, headers)
+        self.generation = generation
+        self._over: asyncio.Future[None] | None = None
+
+    def _opening(self) -> bytes:
+        """What goes out at once, before there is a token."""
+        return b""
+
+    def _encode(self, delta: Delta) -> tuple[bytes, bool]:
+        """The blocks that tell of `delta`, if it needs any, and whether there is text in them."""
+        raise NotImplementedError
+
+    def _finish(self, finish_reason: str) -> None:
+        """Write the blocks after the last delta, and tell `_on_finished`."""
+        raise NotImplementedError
+
+    async def _produce(self) -> None:
+        self._over = asyncio.get_running_loop().create_future()
+        if opening := self._opening():
+            self._write(opening)
+        self.generation.listen(self._on_output)
+        with self._connection.listened(self._on_output):
+            self._on_output()
+            await self._over
+
+    def _on_output(self) -> None:
+        """The engine has made something, or the reader has caught up; what is not taken now gathers in the engine."""
+        assert self._over is not None
+        if self._is_reader_gone or self._connection.is_full or self._over.done():
+            return
+        generation = self.generation
+        try:
+            delta = generation.take()
+            if delta is not None:
+                block, has_text = self._encode(delta)
+                if block:
+                    self._write(block)
+                if has_text:
+                    self._on_token_written()
+            if generation.has_ended:
+                generation.raise_failure()
+                if generation.finish_reason is not None:
+                    self._finish(generation.finish_reason)
+                self._over.set_result(None)
+        except Exception as error:
+            self._write(self._failed(error))
+            self._over.set_result(None)

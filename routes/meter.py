@@ -51,11 +51,11 @@ class Meter:
         """The reader has the last event, and so knows of tokens that had no text, too."""
         self._deliver(self._work.num_output_tokens)
 
-    async def on_reader_gone(self, connection: Connection | None, record: RequestRecord) -> None:
+    async def on_reader_gone(self, connection: Connection, record: RequestRecord) -> None:
         """Abort at once, and say how long that took, and what the request was doing."""
         phase = self._work.phase
         visible_s = time.perf_counter()
-        if connection is not None and connection.lost_s is not None:
+        if connection.lost_s is not None:
             visible_s = connection.lost_s
         await self._work.abort()
         self._instruments.abort.observe(time.perf_counter() - visible_s)

@@ -38,7 +38,7 @@ class Observer:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record = RequestRecord(_request_id(scope), time.perf_counter(), send)
+        record = RequestRecord(_request_id(scope), time.perf_counter())
         scope.setdefault("state", {})[KEY] = record
 
         async def observed(message: Message) -> None:

@@ -12,12 +12,13 @@ from starlette.responses import Response
 
 from engine.call import Call
 from engine.errors import InvalidRequest, ModelNotFound, TailraceError
+from engine.interface import Delta
 from engine.serving import CommonStream, ModelCard, Plain
 from engine.supervisor import Supervisor
 from routes import ollama_words as words
 from routes.delivery import Delivery
 from routes.errors import SSE_HEADERS
-from routes.event_stream import EventStream, Write
+from routes.event_stream import DeltaStream
 from routes.ollama_words import Lines, Wanted
 from routes.plain_answer import PlainAnswer
 from routes.request_record import record_of
@@ -47,15 +48,16 @@ class OllamaRoutes:
         if wanted.body is None:
             return _json(lines.whole(wanted.load_word, {}))
         call = self.supervisor.call(head_of(request), num_bytes, wants_deltas=True)
+        clock = Clock(record_of(request.scope).started_s)
         if wanted.streams:
             async with contextlib.AsyncExitStack() as leaving:
                 await leaving.enter_async_context(call)
                 stream = await self._open(wanted, call)
                 leaving.pop_all()
-            return LineStream(stream, lines, self.delivery)
+            return LineStream(stream, lines, clock, self.delivery)
 
         async def whole() -> Response:
-            return await _whole(await self._open(wanted, call), lines, Clock(record_of(request.scope).started_s))
+            return await _whole(await self._open(wanted, call), lines, clock)
 
         return PlainAnswer(call, whole, self.delivery)
 
@@ -145,36 +147,28 @@ async def _whole(stream: CommonStream, lines: Lines, clock: Clock) -> Response:
     return _json(lines.whole(reason, counts, content, thinking))
 
 
-class LineStream(EventStream):
+class LineStream(DeltaStream):
     """One object a line."""
 
     # White space before an object is part of its line, and means nothing. An empty line would be no object.
     keep_alive = b" "
 
-    def __init__(self, stream: CommonStream, lines: Lines, delivery: Delivery) -> None:
+    def __init__(self, stream: CommonStream, lines: Lines, clock: Clock, delivery: Delivery) -> None:
         super().__init__(stream.generation, delivery, {**SSE_HEADERS, "Content-Type": NDJSON})
         self._stream = stream
         self._lines = lines
+        self._clock = clock
 
-    async def _produce(self, write: Write) -> None:
-        generation = self._stream.generation
-        clock = Clock(self._record.started_s)
-        try:
-            async for delta in generation:
-                if self._is_reader_gone:
-                    return
-                clock.on_delta()
-                if line := self._lines.delta(self._stream.read(delta)):
-                    await write(line)
-                    self._on_token_written()
-        except Exception as error:
-            await write(self._failed(error))
-            return
-        if generation.finish_reason is not None and not self._is_reader_gone:
-            counts = clock.counts(generation.num_prompt_tokens, generation.num_output_tokens)
-            reason = words.done_reason(generation.finish_reason)
-            await write(self._lines.done(reason, counts))
-            self._on_finished()
+    def _encode(self, delta: Delta) -> tuple[bytes, bool]:
+        self._clock.on_delta()
+        line = self._lines.delta(self._stream.read(delta))
+        return line, bool(line)
+
+    def _finish(self, finish_reason: str) -> None:
+        generation = self.generation
+        counts = self._clock.counts(generation.num_prompt_tokens, generation.num_output_tokens)
+        self._write(self._lines.done(words.done_reason(finish_reason), counts))
+        self._on_finished()
 
     def _error_block(self, error: TailraceError) -> bytes:
         return words.error_line(error.message)

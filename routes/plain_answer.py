@@ -53,7 +53,7 @@ class PlainAnswer(Response):
         self,
         meter: Meter,
         record: RequestRecord,
-        connection: Connection | None,
+        connection: Connection,
         receive: Receive,
         send: Send,
     ) -> None:
@@ -73,13 +73,11 @@ class PlainAnswer(Response):
 
         def on_stalled() -> None:
             record.outcome = "stalled"
-            assert connection is not None
             connection.cut()
 
-        watch = connection.watched(self._delivery.stall_timeout_s, on_stalled) if connection else None
-        with watch or contextlib.nullcontext():
+        with connection.watched(self._delivery.stall_timeout_s, on_stalled):
             await _send_in_pieces(response, send)
-        if record.outcome == "disconnected" and (connection is None or connection.lost_s is None):
+        if record.outcome == "disconnected" and connection.lost_s is None:
             record.outcome = outcome_of(response.status_code)
             meter.on_all_delivered()
 

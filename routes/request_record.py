@@ -6,7 +6,7 @@ One record lies in each request's scope; whoever learns something writes it ther
 import re
 from dataclasses import dataclass
 
-from starlette.types import Scope, Send
+from starlette.types import Scope
 
 KEY = "tailrace.request"
 
@@ -23,8 +23,6 @@ class RequestRecord:
 
     id: str
     started_s: float
-    # The server's own `send`, without what middleware puts around it to see an answer's beginning.
-    wire: Send | None = None
     outcome: str = "completed"
     status: int = 0
     num_prompt_tokens: int | None = None

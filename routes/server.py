@@ -65,6 +65,14 @@ class _Protocol(HttpToolsProtocol):
         self.connection.mark_lost()
         super().connection_lost(exc)
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self.connection.mark_full(True)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.connection.mark_full(False)
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = {EXTENSION: self.connection}  # type: ignore[dict-item]  # uvicorn knows its own only

@@ -8,41 +8,35 @@ import orjson
 
 from engine.call import Call
 from engine.errors import TailraceError
+from engine.interface import Delta
 from engine.serving import CommonStream, RawEvents, Surface
 from routes.chunks import DONE, ChunkEncoder, error_block, has_text
 from routes.delivery import Delivery
 from routes.errors import anthropic_error
-from routes.event_stream import EventStream, Write
+from routes.event_stream import DeltaStream, EventStream
 
 
-class ChunkStream(EventStream):
+class ChunkStream(DeltaStream):
     """A chat or a completion whose chunks are encoded here."""
 
     def __init__(self, stream: CommonStream, delivery: Delivery) -> None:
         super().__init__(stream.generation, delivery)
         self._stream = stream
+        self._encoder = ChunkEncoder(stream)
+        # What opens the choices waits for the first delta, as it does in `vllm serve`.
+        self._first = self._encoder.opening()
 
-    async def _produce(self, write: Write) -> None:
-        stream = self._stream
-        encoder = ChunkEncoder(stream)
-        opening = encoder.opening()
-        try:
-            async for delta in stream.generation:
-                if self._is_reader_gone:
-                    return
-                choices = stream.read(delta)
-                if opening or choices:
-                    await write(opening + encoder.chunks(choices))
-                    opening = b""
-                    if any(map(has_text, choices)):
-                        self._on_token_written()
-        except Exception as error:
-            await write(self._failed(error))
-            return
-        if stream.generation.finish_reason is not None and not self._is_reader_gone:
-            last = stream.last_chunk()
-            await write((b"data: %b\n\n" % orjson.dumps(last) if last else b"") + DONE)
-            self._on_finished()
+    def _encode(self, delta: Delta) -> tuple[bytes, bool]:
+        choices = self._stream.read(delta)
+        block = self._encoder.chunks(choices)
+        if self._first:
+            block, self._first = self._first + block, b""
+        return block, any(map(has_text, choices))
+
+    def _finish(self, finish_reason: str) -> None:
+        last = self._stream.last_chunk()
+        self._write((b"data: %b\n\n" % orjson.dumps(last) if last else b"") + DONE)
+        self._on_finished()
 
     def _error_block(self, error: TailraceError) -> bytes:
         return error_block(error)
@@ -58,7 +52,7 @@ class RawStream(EventStream):
         self._call = call
         self._num_blocks = 0
 
-    async def _produce(self, write: Write) -> None:
+    async def _produce(self) -> None:
         carries_text = CARRIES_TEXT[self._surface]
         try:
             async with contextlib.aclosing(self._events.blocks) as blocks:  # type: ignore[type-var]
@@ -67,15 +61,16 @@ class RawStream(EventStream):
                         return
                     if self._call.failure is not None:  # which vLLM's layer tells of in its own words
                         break
-                    await write(block.encode())
+                    self._write(block.encode())
                     self._num_blocks += 1
                     if carries_text(block):
                         self._on_token_written()
+                    await self._connection.wait_for_room()
             if self._call.failure is not None:
                 raise self._call.failure
         except Exception as error:
             if not self._is_reader_gone:  # vLLM's layer stumbles over a generation that was aborted for good reason
-                await write(self._failed(self._call.failure or error))
+                self._write(self._failed(self._call.failure or error))
             return
         if not self._is_reader_gone:
             self._on_finished()

@@ -5,10 +5,9 @@ Prompts are built, validated and tokenised by vLLM's own serving classes, so tha
 """
 
 import asyncio
-import contextlib
 import logging
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,96 +20,23 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.utils.gc_utils import freeze_gc_heap
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.engine.output_processor import OutputProcessor, RequestOutputCollector
 
 from engine import embedded_model
 from engine.child_processes import end_child_processes, set_main_of_children, shield_children_from_ctrl_c
 from engine.engine_thread import EngineThread
 from engine.errors import ContextLength
-from engine.interface import AnyRequest, Delta, GenerationRequest, PreparedRequest
+from engine.interface import AnyRequest, GenerationRequest, PreparedRequest
 from engine.serving import Serving
 from engine.vllm.errors import from_validation, from_vllm
 from engine.vllm.off_loop import OffLoop
 from engine.vllm.queue_watch import QueueWatch
-from engine.vllm.serving import OpenAIRequest, ReadReasoning, VllmServing, refuse_endless
+from engine.vllm.serving import OpenAIRequest, VllmServing, refuse_endless
+from engine.vllm.source import ReadReasoning, StepFeed, VllmSource
 
 logger = logging.getLogger("tailrace.engine")
 
 # How long the engine core gets to end by itself before it is killed. Its own stop took 4.4 s on the CPU when measured.
 STOP_TIMEOUT_S = 10.0
-
-
-class VllmSource:
-    """One request inside `AsyncLLM`, read from its collector, without the generator that `generate` puts around it."""
-
-    def __init__(
-        self,
-        llm: AsyncLLM,
-        collector: RequestOutputCollector,
-        num_prompt_tokens: int,
-        queue: QueueWatch,
-        read_reasoning: ReadReasoning | None = None,
-    ) -> None:
-        self._llm = llm
-        self._read_reasoning = read_reasoning
-        self._queue = queue
-        queue.enter(collector.request_id)
-        self._collector = collector
-        collector.failure = None  # see `_keep_output_before_failure`
-        self._num_prompt_tokens = num_prompt_tokens
-        self._has_started = False
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return self._num_prompt_tokens
-
-    async def next(self) -> Delta:
-        try:
-            output = self._collector.get_nowait()
-            if output is None:
-                if self._collector.failure is not None:
-                    raise self._collector.failure
-                output = await self._collector.get()
-        except Exception as error:
-            raise from_vllm(error) from error
-        if not self._has_started:
-            self._has_started = True
-            self._queue.leave(self._collector.request_id)
-        if self._read_reasoning is not None:
-            return self._read_reasoning(output)
-        completion = output.outputs[-1]
-        if len(output.outputs) == 1:
-            # Of several choices, the last to end ends the request.
-            finish_reason = completion.finish_reason if output.finished else None
-            return Delta(completion.text, completion.token_ids, finish_reason, raw=output)
-        token_ids = [token_id for choice in output.outputs for token_id in choice.token_ids]
-        text = "".join(choice.text for choice in output.outputs)
-        return Delta(text, token_ids, completion.finish_reason if output.finished else None, raw=output)
-
-    @property
-    def phase(self) -> str:
-        request_id = self._collector.request_id
-        processor = self._llm.output_processor
-        parent = processor.parent_requests.get(request_id)
-        children = parent.child_requests if parent is not None else (request_id,)
-        states = (processor.request_states.get(child) for child in children)
-        if any(state is not None and not state.is_prefilling for state in states):
-            return "decode"
-        return "queued" if self._queue.is_waiting(request_id) else "prefill"
-
-    def take_rest(self) -> int:
-        self._queue.leave(self._collector.request_id)
-        output = self._collector.output
-        self._collector.output = None
-        if output is None or isinstance(output, Exception):
-            return 0
-        return sum(len(choice.token_ids) for choice in output.outputs)
-
-    async def abort(self) -> None:
-        """`AsyncLLM.abort` puts a last output into the collector, which wakes a waiting `next`."""
-        if not self._llm.errored:
-            with contextlib.suppress(EngineDeadError):
-                await self._llm.abort(self._collector.request_id, internal=True)
 
 
 class VllmEngine:
@@ -134,6 +60,7 @@ class VllmEngine:
         self._off_loop = OffLoop()
         self._starting: asyncio.Future[AsyncLLM] | None = None
         self._llm: AsyncLLM | None = None
+        self._feed: StepFeed | None = None
         self._serving: VllmServing | None = None
         self._stopped = False
         self._lost_one = False
@@ -150,8 +77,7 @@ class VllmEngine:
     async def start(self) -> None:
         self._starting = self._thread.run(self._load)
         self._llm = await self._starting
-        _keep_output_before_failure(self._llm.output_processor)
-        _count_late_tokens(self._llm.output_processor, self._on_late_tokens)
+        self._feed = StepFeed(self._llm.output_processor, self._on_late_tokens)
         # Its first question also starts the task that hears of the engine's death.
         self._serving = await VllmServing.create(self._llm, self._args, self._off_loop)
         # vLLM's own modules are a million objects that never die. A full collection that looked at them all stopped the
@@ -211,6 +137,7 @@ class VllmEngine:
         self, request: PreparedRequest, request_id: str, prompt_field: str, read: ReadReasoning | None = None
     ) -> VllmSource:
         assert self._llm is not None
+        assert self._feed is not None
         options = dict(request.options)
         if self._llm.observability_config.otlp_traces_endpoint is None:
             options.pop("trace_headers", None)  # vLLM would complain
@@ -219,7 +146,7 @@ class VllmEngine:
         except Exception as error:
             raise from_vllm(error, prompt_field) from error
         num_prompt_tokens = len(request.prompt.get("prompt_token_ids") or ())
-        return VllmSource(self._llm, collector, num_prompt_tokens, self._queue, read)
+        return VllmSource(self._llm, collector, num_prompt_tokens, self._queue, self._feed, read)
 
     async def _prepare(self, request: GenerationRequest) -> tuple[PreparedRequest, ReadReasoning | None]:
         """Render, tokenise, check the length; and how to tell reasoning in the output, where the model does that."""
@@ -284,34 +211,6 @@ def _has_lost_an_engine(llm: AsyncLLM) -> bool:
     """Whether one of the engine's processes ended; those that Ray runs tell of it by themselves."""
     finished = getattr(llm.engine_core.resources.engine_manager, "finished_procs", None)
     return finished is not None and bool(finished())
-
-
-def _keep_output_before_failure(processor: OutputProcessor) -> None:
-    """When the engine dies, vLLM puts the error in the place of output that a slow reader has not taken. Keep both."""
-    overwrite = processor.propagate_error
-
-    def propagate_error(error: Exception) -> None:
-        late = [state.queue for state in processor.request_states.values() if state.queue.output is not None]
-        kept = [(queue, queue.output) for queue in late]
-        overwrite(error)
-        for queue, output in kept:
-            queue.output, queue.failure = output, error
-
-    processor.propagate_error = propagate_error
-
-
-def _count_late_tokens(processor: OutputProcessor, on_late_tokens: Callable[[int], None]) -> None:
-    """vLLM drops output for requests that it no longer knows, and counts it nowhere. Count it first."""
-    process_outputs = processor.process_outputs
-
-    def counting(outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-        known = processor.request_states
-        for output in outputs:
-            if output.request_id not in known and output.new_token_ids:
-                on_late_tokens(len(output.new_token_ids))
-        return process_outputs(outputs, *args, **kwargs)
-
-    processor.process_outputs = counting
 
 
 def _openai_request(request: GenerationRequest, model: str) -> OpenAIRequest:

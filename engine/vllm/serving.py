@@ -51,6 +51,7 @@ from engine.vllm.calling import OPENING, CallingLLM, Draft, Opening
 from engine.vllm.drafts import chat_drafter, completion_drafter
 from engine.vllm.errors import explain_validation, from_vllm
 from engine.vllm.off_loop import OffLoop
+from engine.vllm.source import ReadReasoning
 
 # What vLLM's layer raises when the request is at fault: its own errors, and Python's, which it has not replaced yet.
 CLIENT_FAULTS = (VLLMError, ValueError, TypeError, OverflowError, NotImplementedError, TemplateError)
@@ -61,9 +62,6 @@ MAX_SENTENCE_CHARS = 800
 T = TypeVar("T")
 
 OpenAIRequest: TypeAlias = CompletionRequest | ChatCompletionRequest
-
-# Tells reasoning from the answer in an output of the engine.
-ReadReasoning = Callable[[RequestOutput], Delta]
 
 
 class VllmServing:

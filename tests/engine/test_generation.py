@@ -1,7 +1,7 @@
 """Generation and Supervisor over the scripted engine: bare objects on one loop, no server."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
@@ -44,7 +44,10 @@ class Dropping:
     def take_rest(self) -> int:
         return 0
 
-    async def next(self) -> Delta:
+    def listen(self, on_output: Callable[[], None]) -> None:
+        return None
+
+    def take(self) -> Delta:
         return Delta(self._text, range(len(self._text)), "abort")
 
     async def abort(self) -> None:

@@ -6,6 +6,7 @@ import pytest
 from engine.errors import ContextLength, EngineDead, ModelNotFound
 from engine.interface import Delta, GenerationRequest, Sampling
 from engine.scripted import DEFAULT_TEXT, Script, ScriptedEngine, load_tokens, split_words
+from tests.engine.sources import next_of
 
 
 def collect(script: Script, max_tokens: int | None = None) -> list[Delta]:
@@ -13,9 +14,9 @@ def collect(script: Script, max_tokens: int | None = None) -> list[Delta]:
         source = await ScriptedEngine(script).submit(
             GenerationRequest(prompt="a b", sampling=Sampling(max_tokens=max_tokens)), "id"
         )
-        deltas = [await source.next()]
+        deltas = [await next_of(source)]
         while deltas[-1].finish_reason is None:
-            deltas.append(await source.next())
+            deltas.append(await next_of(source))
         return deltas
 
     return asyncio.run(asyncio.wait_for(run(), 5))
@@ -50,9 +51,9 @@ def test_several_tokens_come_in_one_delta() -> None:
 def test_a_reader_that_comes_late_gets_all_that_is_due() -> None:
     async def run() -> tuple[Delta, Delta]:
         source = await ScriptedEngine(Script(["a"] * 100, 0, 0.01)).submit(GenerationRequest(prompt=""), "id")
-        first = await source.next()
+        first = await next_of(source)
         await asyncio.sleep(0.1)
-        return first, await source.next()
+        return first, await next_of(source)
 
     first, second = asyncio.run(run())
     assert len(first.token_ids) == 1
@@ -63,9 +64,9 @@ def test_it_dies_on_cue_and_takes_no_more_requests() -> None:
     async def run() -> None:
         engine = ScriptedEngine(Script(["a", "b"], 0, 0.001, die_after=1))
         source = await engine.submit(GenerationRequest(prompt="x"), "id")
-        assert (await source.next()).text == "a"
+        assert (await next_of(source)).text == "a"
         with pytest.raises(EngineDead):
-            await source.next()
+            await next_of(source)
         with pytest.raises(EngineDead):
             await engine.submit(GenerationRequest(prompt="x"), "id")
         assert engine.is_dead()

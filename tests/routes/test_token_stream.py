@@ -17,6 +17,7 @@ from engine.lifecycle import Lifecycle
 from engine.scripted import Script, ScriptedEngine
 from engine.supervisor import Supervisor
 from metrics.instruments import Instruments
+from routes.connection import EXTENSION, Connection
 from routes.delivery import Delivery
 from routes.request_record import KEY, RequestRecord
 from routes.token_stream import TokenStream
@@ -28,31 +29,50 @@ SCOPE = {"type": "http", "method": "GET", "path": "/v1/stream", "query_string": 
 
 @dataclass
 class Reader:
-    """A client: keeps what it is sent, leaves when `leave_when` says so, and lets no byte through while `stalled`."""
+    """A client and its transport: keeps what it is sent, and calls `on_body` with all that it has, each time."""
 
-    leave_when: Callable[[bytes], bool] = lambda body: False
+    on_body: Callable[[bytes], None] = lambda body: None
     body: bytes = b""
     start: Message = field(default_factory=dict)
     gone: asyncio.Event = field(default_factory=asyncio.Event)
-    can_take: asyncio.Event = field(default_factory=asyncio.Event)
     writes: list[tuple[float, bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.can_take.set()
+        self.connection = Connection(self)  # type: ignore[arg-type]  # the part of a transport that it uses
+
+    def leave(self) -> None:
+        self.connection.mark_lost()
+        self.gone.set()
 
     async def receive(self) -> Message:
         await self.gone.wait()
         return {"type": "http.disconnect"}
 
     async def send(self, message: Message) -> None:
-        await self.can_take.wait()
         if message["type"] == "http.response.start":
             self.start = message
-            return
-        self.body += message["body"]
-        self.writes.append((asyncio.get_running_loop().time(), message["body"]))
-        if self.leave_when(self.body):
-            self.gone.set()
+        else:
+            assert message == {"type": "http.response.body", "body": b"", "more_body": False}
+
+    def write(self, chunk: bytes) -> None:
+        size, _, rest = chunk.partition(b"\r\n")
+        block = rest.removesuffix(b"\r\n")
+        assert len(block) == int(size, 16)
+        self.body += block
+        self.writes.append((asyncio.get_running_loop().time(), block))
+        self.on_body(self.body)
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+def leaves_after(num_tokens: int) -> Reader:
+    reader = Reader()
+    reader.on_body = lambda body: reader.leave() if body.count(b"token") == num_tokens else None
+    return reader
 
 
 @dataclass
@@ -78,7 +98,11 @@ class Stage:
             )
             self.response = response
             record = RequestRecord("id", time.perf_counter())
-            await response(SCOPE | {"state": {KEY: record}, "route": ROUTE}, reader.receive, reader.send)
+            await response(
+                SCOPE | {"state": {KEY: record}, "route": ROUTE, "extensions": {EXTENSION: reader.connection}},
+                reader.receive,
+                reader.send,
+            )
             self.record = record
         return supervisor
 
@@ -152,7 +176,7 @@ def test_several_tokens_in_one_delta_are_one_event_and_are_counted_as_they_are()
 @pytest.mark.parametrize("script", [Script(words(100), 0, 0), Script(words(100), 0, 0, hang_after=3)])
 def test_a_reader_that_leaves_stops_the_engine(script: Script) -> None:
     async def run() -> None:
-        reader, stage = Reader(lambda body: body.count(b"token") == 3), Stage(script)
+        reader, stage = leaves_after(3), Stage(script)
         supervisor = await stage.play(reader)
         assert not supervisor.in_flight
         assert not stage.engine.running
@@ -165,7 +189,7 @@ def test_a_reader_that_leaves_stops_the_engine(script: Script) -> None:
 
 def test_a_reader_that_leaves_before_the_first_token_stops_the_engine() -> None:
     async def run() -> None:
-        reader, stage = Reader(lambda body: True), Stage(Script(words(5), 60, 0))
+        reader, stage = leaves_after(0), Stage(Script(words(5), 60, 0))
         supervisor = await stage.play(reader)
         assert (stage.made, supervisor.in_flight) == (0, set())
         assert stage.record.ttft_s is None
@@ -177,8 +201,7 @@ def test_a_reader_that_leaves_before_the_first_token_stops_the_engine() -> None:
 def test_a_reader_that_left_before_the_response_began_stops_the_engine() -> None:
     async def run() -> None:
         reader, stage = Reader(), Stage(Script(words(5), 60, 0))
-        reader.gone.set()
-        reader.can_take.clear()
+        reader.leave()
         supervisor = await stage.play(reader)
         assert not supervisor.in_flight
         assert not stage.engine.running
@@ -205,12 +228,12 @@ def test_the_disconnect_is_looked_at_before_a_token_is_encoded() -> None:
     async def run() -> None:
         reader, stage = Reader(), Stage(Script(words(50), 0, 0))
 
-        def flag(body: bytes) -> bool:
+        def flag(body: bytes) -> None:
             if body.count(b"token") == 3:
-                stage.response.active = False
-            return False
+                reader.connection.mark_lost()
+                asyncio.get_running_loop().call_later(0.05, reader.gone.set)
 
-        reader.leave_when = flag
+        reader.on_body = flag
         await stage.play(reader)
         assert reader.body.count(b"token") == 3
         assert not stage.engine.running
@@ -222,13 +245,12 @@ def test_a_slow_reader_gets_everything_in_fewer_events() -> None:
     async def run() -> None:
         reader, stage = Reader(), Stage(Script(words(60), 0, 0.002))
 
-        def pause(body: bytes) -> bool:
+        def pause(body: bytes) -> None:
             if body.count(b"token") == 2:
-                reader.can_take.clear()
-                asyncio.get_running_loop().call_later(0.08, reader.can_take.set)
-            return False
+                reader.connection.mark_full(True)
+                asyncio.get_running_loop().call_later(0.08, reader.connection.mark_full, False)
 
-        reader.leave_when = pause
+        reader.on_body = pause
         await stage.play(reader)
         events = parse(reader.body)
         assert "".join(event.json["token"] for event in token_events(events)) == "".join(words(60))
