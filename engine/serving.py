@@ -41,7 +41,7 @@ class RawEvents:
     blocks: AsyncIterator[str]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # as `Delta`: one is made for every token
 class ChoiceDelta:
     """What one chunk says of one choice; `message` has OpenAI's words for it: `content`, `reasoning`, `tool_calls`."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from metrics.token_counter import TokenCounter
 from metrics.token_histogram import TokenHistogram
 
 # Supersets of the boundaries that OpenTelemetry's semantic conventions for generative AI give for these two.
@@ -93,7 +94,7 @@ class Instruments:
         self.duration = self._histogram(DURATION)
         self.requests = self._counter(REQUESTS)
         self.in_flight = Gauge(IN_FLIGHT.name, IN_FLIGHT.help, IN_FLIGHT.labels, registry=registry)
-        self.output_tokens = self._counter(OUTPUT_TOKENS)
+        self.output_tokens = TokenCounter(OUTPUT_TOKENS.name, OUTPUT_TOKENS.help, OUTPUT_TOKENS.labels, registry)
         self.prompt_tokens = self._counter(PROMPT_TOKENS)
         self.discarded = self._counter(DISCARDED)
         self.disconnects = self._counter(DISCONNECTS)

@@ -4,8 +4,6 @@ A chunk says what `vllm serve` says in its place, with the same keys, null ones 
 stream is encoded once.
 """
 
-from collections.abc import Sequence
-
 import orjson
 
 from engine.errors import TailraceError
@@ -37,13 +35,8 @@ class ChunkEncoder:
         )
         return b"".join(self._prefix + b"%d" % index + tail for index in range(self._num_choices))
 
-    def chunks(self, choices: Sequence[ChoiceDelta]) -> bytes:
-        """A chunk for each of `choices`."""
-        if len(choices) == 1:
-            return self._chunk(choices[0])
-        return b"".join(map(self._chunk, choices))
-
-    def _chunk(self, choice: ChoiceDelta) -> bytes:
+    def chunk(self, choice: ChoiceDelta) -> bytes:
+        """The chunk that tells of `choice`."""
         if choice.finish_reason is not None:
             return self._last(choice)
         if self._is_chat:

@@ -12,9 +12,14 @@ import socket
 import struct
 import termios
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import TypeVar
 
-from starlette.types import Scope
+from starlette.types import Receive, Scope
+
+from routes.timer import repeated
+
+T = TypeVar("T")
 
 EXTENSION = "tailrace.connection"
 
@@ -37,30 +42,32 @@ class Connection:
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self.lost_s: float | None = None
-        # The reader is slow: what is written now would wait in this process.
-        self.is_full = False
+        # Whether there is a reader, and it keeps up; what is written while it does not would wait in this process.
+        # Looked at before every token.
+        self.can_take = True
         self._on_room: Callable[[], None] | None = None
         if sock := self._socket():
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
 
     def mark_lost(self) -> None:
         self.lost_s = time.perf_counter()
+        self.can_take = False
 
     def mark_full(self, is_full: bool) -> None:
-        self.is_full = is_full
-        if not is_full and self._on_room is not None:
+        self.can_take = not is_full and self.lost_s is None
+        if self.can_take and self._on_room is not None:
             self._on_room()
 
     def write(self, block: bytes) -> None:
         """Hand `block` to the socket, as one chunk of a body whose head said that it comes in chunks (RFC 9112, 7.1).
 
-        Never waits, and keeps what the socket does not take: look at `is_full` before.
+        Never waits, and keeps what the socket does not take: look at `can_take` before.
         """
         self._transport.write(b"%x\r\n%b\r\n" % (len(block), block))
 
     @contextlib.contextmanager
     def listened(self, on_room: Callable[[], None]) -> Iterator[None]:
-        """Call `on_room` whenever the reader has caught up after `is_full`."""
+        """Call `on_room` whenever the reader can take something again."""
         self._on_room = on_room
         try:
             yield
@@ -68,12 +75,11 @@ class Connection:
             self._on_room = None
 
     async def wait_for_room(self) -> None:
-        """Return at once, or when the reader has caught up."""
-        room = asyncio.Event()
-        with self.listened(room.set):
-            while self.is_full and self.lost_s is None:
+        """Return when the reader can take something. Never, when it has left: whoever waits is cancelled then."""
+        if not self.can_take:
+            room = asyncio.Event()
+            with self.listened(room.set):
                 await room.wait()
-                room.clear()
 
     def cut(self) -> None:
         """Reset: what is still to be written is dropped, here and in the kernel."""
@@ -100,32 +106,24 @@ class Connection:
         sock = self._transport.get_extra_info("socket")
         return sock if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6) else None
 
-    @contextlib.contextmanager
-    def watched(self, timeout_s: float, on_stall: Callable[[], None]) -> Iterator[None]:
+    def watched(self, timeout_s: float, on_stall: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
         """Call `on_stall` once, when bytes have been pending for `timeout_s` and the reader took none of them.
 
-        A slow reader takes some and is left in peace. One timer for the whole stream, nothing per event.
+        A slow reader takes some and is left in peace. 0 lets every reader wait for ever.
         """
-        loop = asyncio.get_running_loop()
+        if timeout_s <= 0:
+            return contextlib.nullcontext()
         progress = Progress(timeout_s)
-        handle: asyncio.TimerHandle | None = None
 
-        def check() -> None:
-            nonlocal handle
+        def check() -> float | None:
             if self.lost_s is not None:
-                return
-            if progress.is_stalled(loop.time(), self.num_bytes_pending(), self.num_bytes_taken()):
+                return None
+            if progress.is_stalled(time.monotonic(), self.num_bytes_pending(), self.num_bytes_taken()):
                 on_stall()
-                return
-            handle = loop.call_later(timeout_s / CHECKS_PER_TIMEOUT, check)
+                return None
+            return timeout_s / CHECKS_PER_TIMEOUT
 
-        if timeout_s > 0:
-            check()
-        try:
-            yield
-        finally:
-            if handle is not None:
-                handle.cancel()
+        return repeated(check)
 
 
 class Progress:
@@ -141,6 +139,31 @@ class Progress:
             self._taken, self._since_s = num_bytes_taken, now_s
             return False
         return now_s - self._since_s >= self._timeout_s
+
+
+async def unless_gone(work: Awaitable[T], receive: Receive, on_gone: Callable[[], Awaitable[None]]) -> T | None:
+    """What `work` returns or raises; or, when the client leaves first, `on_gone` is awaited and `work` is cancelled.
+
+    Cancelling it cancels `work`.
+    """
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnect(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        await on_gone()
+        return None
+    finally:
+        for task in (working, leaving):
+            if not task.done():
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue
 
 
 def connection_of(scope: Scope) -> Connection:

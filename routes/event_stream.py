@@ -12,21 +12,23 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 from sse_starlette import EventSourceResponse
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from engine.errors import Internal, TailraceError
 from engine.generation import Generation
 from engine.interface import Delta, Work
 from metrics.timing import StreamTiming
 from routes import sse
-from routes.connection import Connection, connection_of
+from routes.connection import Connection, connection_of, unless_gone
 from routes.delivery import Delivery
 from routes.errors import SSE_HEADERS
 from routes.meter import Meter
 from routes.request_record import RequestRecord, record_of, route_of
+from routes.timer import repeated
 
 logger = logging.getLogger("tailrace")
 
@@ -47,39 +49,51 @@ class EventStream(EventSourceResponse):
     _meter: Meter
 
     def __init__(self, work: Work, delivery: Delivery, headers: Mapping[str, str] = SSE_HEADERS) -> None:
-        super().__init__(
-            iter(()),  # what it would iterate over; here whoever makes the blocks writes them
-            headers=headers,
-            ping=delivery.keep_alive_s,
-            client_close_handler_callable=self._on_reader_gone,
-        )
+        super().__init__(iter(()), headers=headers)  # nothing to iterate over: whoever makes the blocks writes them
         self._work = work
         self._delivery = delivery
-        self._last_write_s = time.perf_counter()
+        self._last_write_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Replaces sse-starlette's, which has a group of four tasks for each stream, and a look, a time limit and a log
+        record for each block."""
         record = self._record = record_of(scope)
         record.outcome = "disconnected"
-        self._connection = connection_of(scope)
+        connection = self._connection = connection_of(scope)
         self._timing = StreamTiming(record.started_s)
-        self._meter = Meter(self._delivery.instruments, route_of(scope), self._work, self._timing)
+        meter = self._meter = Meter(self._delivery.instruments, route_of(scope), self._work, self._timing)
         try:
-            with self._meter.open(), self._connection.watched(self._delivery.stall_timeout_s, self._on_stalled):
-                # Entered here and not in `_produce`: that never starts when the reader leaves before its turn.
+            with meter.open(), connection.watched(self._delivery.stall_timeout_s, self._on_stalled):
+                # Entered here and not in `_respond`: that never starts when the reader leaves before its turn.
                 async with self._work:
-                    await super().__call__(scope, receive, send)
+                    await unless_gone(self._respond(send), receive, lambda: meter.on_reader_gone(connection, record))
         finally:
-            self._meter.close(record)
+            meter.close(record)
+
+    async def _respond(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        with self._kept_alive():
+            await self._produce()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _produce(self) -> None:
         """Write the blocks, in order, and return after the last."""
         raise NotImplementedError
 
-    async def _stream_response(self, send: Send) -> None:
-        """Replaces sse-starlette's, which puts a look, a time limit and a log record around each block."""
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._produce()
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+    def _kept_alive(self) -> AbstractContextManager[None]:
+        """Write something now and then while nothing else is written, for proxies that would give up."""
+        interval_s = self._delivery.keep_alive_s
+        self._last_write_s = time.perf_counter()
+
+        def check() -> float:
+            idle_s = time.perf_counter() - self._last_write_s
+            if idle_s < interval_s:
+                return interval_s - idle_s
+            if self._connection.can_take:
+                self._write(self.keep_alive)
+            return interval_s
+
+        return repeated(check) if interval_s > 0 else nullcontext()
 
     def _write(self, block: bytes) -> None:
         """Past ASGI and its middleware, which have had what they wait for: the head."""
@@ -90,11 +104,6 @@ class EventStream(EventSourceResponse):
         """The reader takes nothing; cutting its connection is what ends a write that waits for it."""
         self._record.outcome = "stalled"
         self._connection.cut()
-
-    @property
-    def _is_reader_gone(self) -> bool:
-        """A flag that the protocol sets as soon as it knows; costs nothing to look at on every token."""
-        return self._connection.lost_s is not None
 
     def _on_token_written(self) -> None:
         """The block just written has text."""
@@ -114,21 +123,6 @@ class EventStream(EventSourceResponse):
 
     def _error_block(self, error: TailraceError) -> bytes:
         return sse.error_event(error)
-
-    async def _on_reader_gone(self, message: Message) -> None:
-        """In the listener's own task: the tasks of the response are cancelled only after this."""
-        await self._meter.on_reader_gone(self._connection, self._record)
-
-    async def _ping(self, send: Send) -> None:
-        """Replaces sse-starlette's, which sends a comment every interval, however busy the stream is."""
-        while True:
-            idle_s = time.perf_counter() - self._last_write_s
-            if idle_s < self.ping_interval:
-                await asyncio.sleep(self.ping_interval - idle_s)
-            elif self._connection.is_full:  # there are bytes under way
-                await self._connection.wait_for_room()
-            else:
-                self._write(self.keep_alive)
 
 
 class DeltaStream(EventStream):
@@ -163,7 +157,7 @@ class DeltaStream(EventStream):
     def _on_output(self) -> None:
         """The engine has made something, or the reader has caught up; what is not taken now gathers in the engine."""
         assert self._over is not None
-        if self._is_reader_gone or self._connection.is_full or self._over.done():
+        if not self._connection.can_take or self._over.done():
             return
         generation = self.generation
         try:

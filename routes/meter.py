@@ -45,11 +45,14 @@ class Meter:
         """An event with text went out; the stream has had `num_tokens` with it."""
         if (gap_s := self._timing.on_write(now_s, num_tokens)) is not None:
             self._itl.observe(gap_s)
-        self._deliver(num_tokens)
+        self._output_tokens.value += num_tokens - self._num_delivered
+        self._num_delivered = num_tokens
 
     def on_all_delivered(self) -> None:
         """The reader has the last event, and so knows of tokens that had no text, too."""
-        self._deliver(self._work.num_output_tokens)
+        num_tokens = self._work.num_output_tokens
+        self._output_tokens.value += num_tokens - self._num_delivered
+        self._num_delivered = num_tokens
 
     async def on_reader_gone(self, connection: Connection, record: RequestRecord) -> None:
         """Abort at once, and say how long that took, and what the request was doing."""
@@ -61,10 +64,6 @@ class Meter:
         self._instruments.abort.observe(time.perf_counter() - visible_s)
         if record.outcome == "disconnected":
             self._instruments.disconnects.labels(phase).inc()
-
-    def _deliver(self, num_tokens: int) -> None:
-        self._output_tokens.inc(num_tokens - self._num_delivered)
-        self._num_delivered = num_tokens
 
     def close(self, record: RequestRecord) -> None:
         """After the work was left: what of it was in vain, and the times for the record."""

@@ -3,8 +3,6 @@
 Invariant: as of `EventStream`, the response owns its work.
 """
 
-import asyncio
-import contextlib
 from collections.abc import Awaitable, Callable
 
 from starlette.responses import Response
@@ -13,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 from engine.errors import TailraceError
 from engine.interface import Work
 from metrics.timing import StreamTiming
-from routes.connection import Connection, connection_of
+from routes.connection import Connection, connection_of, unless_gone
 from routes.delivery import Delivery
 from routes.meter import Meter
 from routes.request_record import RequestRecord, record_of, route_of
@@ -57,19 +55,9 @@ class PlainAnswer(Response):
         receive: Receive,
         send: Send,
     ) -> None:
-        answering = asyncio.ensure_future(self._answer())
-        leaving = asyncio.ensure_future(_disconnect(receive))
-        try:
-            await asyncio.wait((answering, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not answering.done():
-                await meter.on_reader_gone(connection, record)
-                return
-        finally:
-            for task in (answering, leaving):
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await task
-        response = answering.result()
+        response = await unless_gone(self._answer(), receive, lambda: meter.on_reader_gone(connection, record))
+        if response is None:
+            return
 
         def on_stalled() -> None:
             record.outcome = "stalled"
@@ -98,8 +86,3 @@ OUTCOMES = {404: "model_not_found", 413: "body_too_large", 503: "overloaded"}
 def outcome_of(status: int) -> str:
     """A word of the error table for an answer with `status`."""
     return "completed" if status < 400 else OUTCOMES.get(status, "invalid_request" if status < 500 else "internal")
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue

@@ -22,16 +22,20 @@ class ChunkStream(DeltaStream):
     def __init__(self, stream: CommonStream, delivery: Delivery) -> None:
         super().__init__(stream.generation, delivery)
         self._stream = stream
+        self._read = stream.read
         self._encoder = ChunkEncoder(stream)
         # What opens the choices waits for the first delta, as it does in `vllm serve`.
         self._first = self._encoder.opening()
 
     def _encode(self, delta: Delta) -> tuple[bytes, bool]:
-        choices = self._stream.read(delta)
-        block = self._encoder.chunks(choices)
+        choices = self._read(delta)
+        if len(choices) == 1:
+            block, says_something = self._encoder.chunk(choices[0]), has_text(choices[0])
+        else:
+            block, says_something = b"".join(map(self._encoder.chunk, choices)), any(map(has_text, choices))
         if self._first:
             block, self._first = self._first + block, b""
-        return block, any(map(has_text, choices))
+        return block, says_something
 
     def _finish(self, finish_reason: str) -> None:
         last = self._stream.last_chunk()
@@ -57,7 +61,7 @@ class RawStream(EventStream):
         try:
             async with contextlib.aclosing(self._events.blocks) as blocks:  # type: ignore[type-var]
                 async for block in blocks:
-                    if self._is_reader_gone:
+                    if self._connection.lost_s is not None:
                         return
                     if self._call.failure is not None:  # which vLLM's layer tells of in its own words
                         break
@@ -69,10 +73,12 @@ class RawStream(EventStream):
             if self._call.failure is not None:
                 raise self._call.failure
         except Exception as error:
-            if not self._is_reader_gone:  # vLLM's layer stumbles over a generation that was aborted for good reason
+            if (
+                self._connection.lost_s is None
+            ):  # vLLM's layer stumbles over a generation that was aborted for good reason
                 self._write(self._failed(self._call.failure or error))
             return
-        if not self._is_reader_gone:
+        if self._connection.lost_s is None:
             self._on_finished()
 
     def _error_block(self, error: TailraceError) -> bytes:

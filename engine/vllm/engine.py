@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pydantic import ValidationError
+from vllm import envs
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
@@ -32,6 +33,7 @@ from engine.vllm.off_loop import OffLoop
 from engine.vllm.queue_watch import QueueWatch
 from engine.vllm.serving import OpenAIRequest, VllmServing, refuse_endless
 from engine.vllm.source import ReadReasoning, StepFeed, VllmSource
+from engine.vllm.step_stats import StepStats
 
 logger = logging.getLogger("tailrace.engine")
 
@@ -80,6 +82,7 @@ class VllmEngine:
         self._feed = StepFeed(self._llm.output_processor, self._on_late_tokens)
         # Its first question also starts the task that hears of the engine's death.
         self._serving = await VllmServing.create(self._llm, self._args, self._off_loop)
+        envs.enable_envs_cache()  # which are parsed anew each time, and vLLM asks for one on every token
         # vLLM's own modules are a million objects that never die. A full collection that looked at them all stopped the
         # event loop for 0.4 s when a large request set one off.
         freeze_gc_heap()
@@ -92,7 +95,7 @@ class VllmEngine:
         return AsyncLLM.from_engine_args(
             AsyncEngineArgs.from_cli_args(self._args),
             usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=None if self._args.disable_log_stats else [self._queue.stat_logger],
+            stat_loggers=None if self._args.disable_log_stats else [self._queue.stat_logger, StepStats],
         )
 
     async def submit(self, request: AnyRequest, request_id: str) -> VllmSource:
