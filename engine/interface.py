@@ -36,6 +36,8 @@ class GenerationRequest:
     """One prompt to continue. Exactly one of `prompt` and `messages` is set.
 
     `prompt` is text or token ids, continued as it is; `messages` go through the model's chat template.
+    `made_before` is output of an earlier generation that this one goes on after, in the pieces in which its reader was
+    told of it; the prompt is the earlier one's then, as token ids, and `is_chat` says whether it was made of messages.
     `prompt_field` is what the caller named that field, for errors; `num_bytes` is how large the whole request was when
     it came, by which an engine tells what it must not prepare on the event loop. `trace_headers` are W3C's, by which a
     trace goes on in the engine.
@@ -49,6 +51,8 @@ class GenerationRequest:
     sampling: Sampling = field(default_factory=Sampling)
     num_bytes: int = 0
     trace_headers: Mapping[str, str] = field(default_factory=dict)
+    made_before: Sequence[Sequence[int]] = ()
+    is_chat: bool = False
 
 
 @dataclass(frozen=True, slots=True)
