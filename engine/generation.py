@@ -4,7 +4,7 @@ Invariant: a generation that is left, in whatever way, is no longer in the engin
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Self
@@ -28,7 +28,7 @@ class Generation:
     def __init__(self, id: str, model: str, source: TokenSource, on_close: Callable[["Generation"], None]) -> None:
         self.id = id
         self.model = model
-        self.num_output_tokens = 0
+        self.num_output_tokens = source.terms.num_tokens_before
         self.num_untaken_tokens = 0
         self.finish_reason: str | None = None
         # Nothing more comes: it has finished, was aborted, or has failed.
@@ -47,11 +47,35 @@ class Generation:
     @property
     def phase(self) -> str:
         """What the engine does for this request: `queued`, `prefill` or `decode`."""
-        return "decode" if self.num_output_tokens else self._source.phase
+        return "decode" if self.num_output_tokens > self.num_tokens_before else self._source.phase
 
     @property
     def num_prompt_tokens(self) -> int:
-        return self._source.num_prompt_tokens
+        return self._source.terms.num_prompt_tokens
+
+    @property
+    def num_tokens_before(self) -> int:
+        """How many of the output tokens an earlier generation made, after which this one goes on."""
+        return self._source.terms.num_tokens_before
+
+    @property
+    def prompt_token_ids(self) -> Sequence[int]:
+        return self._source.terms.prompt_token_ids
+
+    @property
+    def max_tokens(self) -> int:
+        """Of the whole answer: what was asked for, or what the context leaves."""
+        return self._source.terms.max_tokens
+
+    @property
+    def can_continue(self) -> bool:
+        """Whether another generation can go on after this one, should it be cut."""
+        return self._source.terms.can_continue
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """How much of the prompt the engine still had; None until its first output."""
+        return self._source.num_cached_tokens
 
     async def __aenter__(self) -> Self:
         return self

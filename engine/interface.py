@@ -31,13 +31,29 @@ class Sampling:
     ignore_eos: bool | None = None
 
 
+def can_continue(sampling: Sampling) -> bool:
+    """Whether a generation that was cut can go on as if it had not been, by what its caller asked for.
+
+    The engine has the output so far as a part of the prompt then. Presence and frequency penalties look at the output
+    alone, and would no longer hold for it. The others do not tell the two apart (a repetition penalty is for the tokens
+    of both), or are counted on: `max_tokens`, `min_tokens`, and `stop`, which looks at all text from the beginning.
+    With a `seed` the rest is the same every time for the same cut; whether it is also the same as without the cut is up
+    to the engine.
+
+    What an engine makes of absent values and of the prompt may forbid it, too: see `Terms.can_continue`.
+    """
+    return not sampling.presence_penalty and not sampling.frequency_penalty
+
+
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """One prompt to continue. Exactly one of `prompt` and `messages` is set.
 
     `prompt` is text or token ids, continued as it is; `messages` go through the model's chat template.
     `made_before` is output of an earlier generation that this one goes on after, in the pieces in which its reader was
-    told of it; the prompt is the earlier one's then, as token ids, and `is_chat` says whether it was made of messages.
+    told of it: the token ids of one event are one piece. The prompt is the earlier one's then, as token ids, `sampling`
+    is the earlier one's with the `max_tokens` of its `Terms`, and `is_chat` says whether the prompt was made of
+    messages.
     `prompt_field` is what the caller named that field, for errors; `num_bytes` is how large the whole request was when
     it came, by which an engine tells what it must not prepare on the event loop. `trace_headers` are W3C's, by which a
     trace goes on in the engine.
@@ -57,14 +73,34 @@ class GenerationRequest:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that the engine's own serving layer has validated, templated and tokenised. Opaque to everyone else."""
+    """A request that the engine's own serving layer has validated, templated and tokenised. Opaque to everyone else.
+
+    With `needs_raw` each delta has the engine's own output, else the first and the last.
+    """
 
     prompt: Any
     params: Any
     options: Mapping[str, Any]
+    needs_raw: bool = True
 
 
 AnyRequest = GenerationRequest | PreparedRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a request came to when the engine took it.
+
+    Of one that goes on after earlier output they are the earlier one's, but for `num_tokens_before`: how long that
+    output is. `max_tokens` is what was asked for, or what the context leaves. `can_continue` is whether another request
+    can go on after this one, with its prompt's token ids, the output's and the same sampling.
+    """
+
+    num_prompt_tokens: int = 0
+    prompt_token_ids: Sequence[int] = ()
+    max_tokens: int = 0
+    num_tokens_before: int = 0
+    can_continue: bool = False
 
 
 @dataclass(slots=True)  # not frozen: that triples what making one costs, and one is made for every token
@@ -73,7 +109,8 @@ class Delta:
 
     The two need not match one to one: text that may become a stop string or is half a character comes with a later
     token. `reasoning` is text that a reasoning model thinks before it answers. `finish_reason` is set on the last delta
-    only. `raw` is the engine's own output, for its serving layer; there, of several choices all may be in one delta.
+    only. `raw` is the engine's own output, for its serving layer; there, of several choices all may be in one delta. It
+    is on the first and the last delta at least, and on all that say more than text and ids.
     """
 
     text: str
@@ -87,7 +124,12 @@ class TokenSource(Protocol):
     """One request inside an engine."""
 
     @property
-    def num_prompt_tokens(self) -> int: ...
+    def terms(self) -> Terms: ...
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """How much of the prompt, in tokens, the engine still had; None until its first output, or when unknown."""
+        ...
 
     @property
     def phase(self) -> str:
@@ -126,7 +168,14 @@ class Work(Protocol):
     def num_prompt_tokens(self) -> int: ...
 
     @property
-    def num_output_tokens(self) -> int: ...
+    def num_tokens_before(self) -> int:
+        """How many of the output tokens an earlier generation made, after which this one goes on."""
+        ...
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Of the whole answer, those made before included."""
+        ...
 
     @property
     def num_untaken_tokens(self) -> int:
@@ -179,6 +228,7 @@ class Engine(Protocol):
 
         Raises:
             InvalidRequest, ContextLength, ModelNotFound, Overloaded, EngineDead: nothing was started.
+            StreamGone: nor can this request go on after `made_before` as if it had not been cut.
         """
         ...
 

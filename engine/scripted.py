@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.errors import ContextLength, EngineDead, InvalidRequest, ModelNotFound
-from engine.interface import AnyRequest, Delta, GenerationRequest
+from engine.errors import ContextLength, EngineDead, InvalidRequest, ModelNotFound, StreamGone
+from engine.interface import AnyRequest, Delta, GenerationRequest, Terms, can_continue
 from engine.scripted_serving import ScriptedServing
 from engine.serving import Serving
 
@@ -61,12 +61,14 @@ def split_words(text: str) -> list[str]:
 class ScriptedSource:
     """One request: a clock and a position in the script. Makes nothing ahead of time, so an abort stops it at once."""
 
-    def __init__(self, script: Script, num_prompt_tokens: int, max_tokens: int, engine: "ScriptedEngine") -> None:
+    num_cached_tokens = None
+
+    def __init__(self, script: Script, terms: Terms, engine: "ScriptedEngine") -> None:
         self._script = script
-        self._num_prompt_tokens = num_prompt_tokens
-        self._limit = min(max_tokens, len(script.tokens))
-        self._finish_reason = "length" if max_tokens < len(script.tokens) else "stop"
-        self._position = 0
+        self.terms = terms
+        self._limit = min(terms.max_tokens, len(script.tokens))
+        self._finish_reason = "length" if terms.max_tokens < len(script.tokens) else "stop"
+        self._position = terms.num_tokens_before
         self._engine = engine
         self._aborted = False
         self._loop = asyncio.get_running_loop()
@@ -77,12 +79,8 @@ class ScriptedSource:
         self._wait()
 
     @property
-    def num_prompt_tokens(self) -> int:
-        return self._num_prompt_tokens
-
-    @property
     def phase(self) -> str:
-        return "decode" if self._position else "prefill"
+        return "decode" if self._position > self.terms.num_tokens_before else "prefill"
 
     def listen(self, on_output: Callable[[], None]) -> None:
         self._on_output = on_output
@@ -127,7 +125,7 @@ class ScriptedSource:
         for stop_at in (self._script.die_after, self._script.hang_after):
             if stop_at is not None and stop_at > self._position:
                 count = min(count, stop_at - self._position)
-        count = min(count, self._limit - self._position)
+        count = min(count, max(0, self._limit - self._position))
         self._due_s = max(self._due_s, now_s - itl_s) + itl_s * count
         return count
 
@@ -174,27 +172,35 @@ class ScriptedEngine:
 
     async def submit(self, request: AnyRequest, request_id: str) -> ScriptedSource:
         assert isinstance(request, GenerationRequest), "only vLLM prepares requests"
-        num_prompt_tokens, max_tokens = self._measure(request)
-        return ScriptedSource(self._script, num_prompt_tokens, max_tokens, self)
+        return ScriptedSource(self._script, self._measure(request), self)
 
-    def _measure(self, request: GenerationRequest) -> tuple[int, int]:
+    def _measure(self, request: GenerationRequest) -> Terms:
         """How long the prompt is, and how long the answer may be.
 
         Raises:
-            EngineDead, ModelNotFound, ContextLength, InvalidRequest
+            EngineDead, ModelNotFound, ContextLength, InvalidRequest, StreamGone
         """
         if self._dead:
             raise EngineDead("the engine has died")
         if request.model not in (None, self._model):
             raise ModelNotFound("this server does not serve that model", param="model")
-        num_prompt_tokens = _count_prompt_tokens(request)
+        if request.made_before and not can_continue(request.sampling):
+            raise StreamGone("this stream cannot be continued")
+        prompt_token_ids = _prompt_token_ids(request)
+        num_prompt_tokens = len(prompt_token_ids)
         room = self._script.max_model_len - num_prompt_tokens
         if room < 1:
             raise ContextLength("the prompt leaves no room for an answer", param=request.prompt_field)
         max_tokens = request.sampling.max_tokens
         if max_tokens is not None and max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
-        return num_prompt_tokens, min(room, max_tokens or room)
+        return Terms(
+            num_prompt_tokens,
+            prompt_token_ids,
+            max_tokens=min(room, max_tokens or room),
+            num_tokens_before=sum(map(len, request.made_before)),
+            can_continue=can_continue(request.sampling),
+        )
 
     def die(self) -> None:
         """Stop working for good, as an engine does whose process was killed; every running request hears of it."""
@@ -210,10 +216,10 @@ class ScriptedEngine:
             await source.abort()
 
 
-def _count_prompt_tokens(request: GenerationRequest) -> int:
-    """One token a word; a list of ids counts as it is."""
+def _prompt_token_ids(request: GenerationRequest) -> Sequence[int]:
+    """One token a word; a list of ids is taken as it is."""
     if request.messages is not None:
         texts = [str(message.get("content", "")) for message in request.messages]
-        return sum(len(text.split()) for text in texts)
+        return range(sum(len(text.split()) for text in texts))
     prompt = request.prompt
-    return len(prompt.split()) if isinstance(prompt, str) else len(prompt or ())
+    return range(len(prompt.split())) if isinstance(prompt, str) else prompt or ()

@@ -5,7 +5,7 @@ So it is admitted, drained and aborted like every other generation.
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from vllm.outputs import RequestOutput
@@ -38,9 +38,9 @@ class Outputs:
         self._request = request
         self._generation: Generation | None = None
 
-    async def submit(self) -> Generation:
+    async def submit(self, needs_raw: bool = True) -> Generation:
         if self._generation is None:
-            self._generation = await self._call.admit(self._request)
+            self._generation = await self._call.admit(replace(self._request, needs_raw=needs_raw))
         return self._generation
 
     def __aiter__(self) -> Self:

@@ -4,7 +4,7 @@ What is here stands in for the generators with which vLLM makes text of each, an
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.entrypoints.generate.base.protocol import UsageInfo
@@ -103,16 +103,21 @@ class _ChatReader:
         self._token_ids: list[list[int]] = [[] for _ in range(num_choices)]
         self._has_ended = [False] * num_choices
         self._last: RequestOutput | None = None
+        self._prompt_token_ids: Sequence[int] | None = None
         self._num_prompt_tokens = 0
         self._num_cached: tuple[int | None, int | None] = (None, None)
         self.include_usage, _ = should_include_usage(request.stream_options, chat.enable_force_include_usage)
 
     def read(self, delta: Delta) -> list[ChoiceDelta]:
-        result: RequestOutput = delta.raw
+        result: RequestOutput | None = delta.raw
+        if result is None:
+            message = self._message(0, delta.text, delta.token_ids, False)
+            return [] if message is None else [ChoiceDelta(0, message)]
         if self._last is None:
             self._num_cached = (result.num_cached_tokens, result.num_cache_creation_tokens)
         self._last = result
         if result.prompt_token_ids is not None:
+            self._prompt_token_ids = result.prompt_token_ids
             self._num_prompt_tokens = len(result.prompt_token_ids) + len(result.encoder_prompt_token_ids or ())
         choices = []
         for output in result.outputs:
@@ -120,7 +125,7 @@ class _ChatReader:
             if self._has_ended[index] or not (output.text or output.token_ids or self._num_tokens[index]):
                 continue
             finish_reason = None if output.finish_reason in DROPPED else output.finish_reason
-            message = self._message(index, output, result, finish_reason is not None)
+            message = self._message(index, output.text, output.token_ids, finish_reason is not None)
             if message is None:
                 if finish_reason is None:
                     continue
@@ -132,18 +137,18 @@ class _ChatReader:
             choices.append(ChoiceDelta(index, message, finish_reason, output.stop_reason))
         return choices
 
-    def _message(self, index: int, output: Any, result: RequestOutput, finished: bool) -> Json | None:
-        self._num_tokens[index] += len(output.token_ids)
+    def _message(self, index: int, text: str, token_ids: Sequence[int], finished: bool) -> Json | None:
+        self._num_tokens[index] += len(token_ids)
         parser = self._parsers[index]
         if parser is None:
-            return {"content": output.text}
+            return {"content": text}
         if self._chat._include_reasoning_tokens_details:
-            self._token_ids[index].extend(output.token_ids)
+            self._token_ids[index].extend(token_ids)
         message = parser.parse_delta(
-            delta_text=output.text,
-            delta_token_ids=as_list(output.token_ids),
+            delta_text=text,
+            delta_token_ids=as_list(token_ids),
             request=self._request,
-            prompt_token_ids=result.prompt_token_ids,
+            prompt_token_ids=self._prompt_token_ids,
             finished=finished,
         )
         if message is None:
@@ -249,7 +254,10 @@ class _CompletionReader:
         self._num_cached: int | None = None
 
     def read(self, delta: Delta) -> list[ChoiceDelta]:
-        result: RequestOutput = delta.raw
+        result: RequestOutput | None = delta.raw
+        if result is None:
+            self._num_tokens[0] += len(delta.token_ids)
+            return [ChoiceDelta(0, {"content": delta.text})]
         if self._last is None:
             self._num_cached = result.num_cached_tokens
         self._last = result

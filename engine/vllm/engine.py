@@ -5,9 +5,11 @@ Prompts are built, validated and tokenised by vLLM's own serving classes, so tha
 """
 
 import asyncio
+import itertools
 import logging
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -16,6 +18,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.utils.api_utils import get_max_tokens
+from vllm.inputs import tokens_input
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.utils.gc_utils import freeze_gc_heap
@@ -25,14 +28,15 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from engine import embedded_model
 from engine.child_processes import end_child_processes, set_main_of_children, shield_children_from_ctrl_c
 from engine.engine_thread import EngineThread
-from engine.errors import ContextLength
-from engine.interface import AnyRequest, GenerationRequest, PreparedRequest
+from engine.errors import ContextLength, StreamGone
+from engine.interface import AnyRequest, GenerationRequest, PreparedRequest, Terms, TokenSource
 from engine.serving import Serving
+from engine.vllm.continuing import Cut, EndedSource, count_on, going_on, is_continuable, let_requests_go_on, replay
 from engine.vllm.errors import from_validation, from_vllm
 from engine.vllm.off_loop import OffLoop
 from engine.vllm.queue_watch import QueueWatch
 from engine.vllm.serving import OpenAIRequest, VllmServing, refuse_endless
-from engine.vllm.source import ReadReasoning, StepFeed, VllmSource
+from engine.vllm.source import ReadReasoning, StepFeed, VllmSource, says_only_text
 from engine.vllm.step_stats import StepStats
 
 logger = logging.getLogger("tailrace.engine")
@@ -79,7 +83,9 @@ class VllmEngine:
     async def start(self) -> None:
         self._starting = self._thread.run(self._load)
         self._llm = await self._starting
-        self._feed = StepFeed(self._llm.output_processor, self._on_late_tokens)
+        steps = self._llm.engine_core.outputs_queue
+        self._feed = StepFeed(self._llm.output_processor, lambda: not steps.empty(), self._on_late_tokens)
+        let_requests_go_on(self._llm.output_processor)
         # Its first question also starts the task that hears of the engine's death.
         self._serving = await VllmServing.create(self._llm, self._args, self._off_loop)
         envs.enable_envs_cache()  # which are parsed anew each time, and vLLM asks for one on every token
@@ -98,67 +104,79 @@ class VllmEngine:
             stat_loggers=None if self._args.disable_log_stats else [self._queue.stat_logger, StepStats],
         )
 
-    async def submit(self, request: AnyRequest, request_id: str) -> VllmSource:
+    async def submit(self, request: AnyRequest, request_id: str) -> TokenSource:
         assert self._llm is not None, "submit before start"
         if isinstance(request, PreparedRequest):
-            return await self._add(request, request_id, "prompt")
+            return await self._add(_Ready(request, _terms(request)), request_id, "prompt")
         try:
             self._llm.check_admission(request_id=request_id)
         except Exception as error:
             raise from_vllm(error) from error
-        prepared, read = await self._prepare_beside(request)
-        return await self._add(prepared, request_id, request.prompt_field, read)
+        return await self._add(await self._prepare_beside(request), request_id, request.prompt_field)
 
     async def check(self, request: GenerationRequest) -> None:
-        prepared, _ = await self._prepare_beside(request)
-        assert self._llm is not None
+        ready = await self._prepare_beside(request)
         try:
-            self._llm.input_processor.process_inputs(
-                "check", prepared.prompt, prepared.params, supported_tasks=await self._llm.get_supported_tasks()
-            )
+            await self._process(ready.request)
         except Exception as error:
             raise from_vllm(error, request.prompt_field) from error
 
-    async def _prepare_beside(self, request: GenerationRequest) -> tuple[PreparedRequest, ReadReasoning | None]:
+    async def _process(self, request: PreparedRequest) -> Any:
+        """What vLLM would send to the engine for `request`."""
+        assert self._llm is not None
+        tasks = await self._llm.get_supported_tasks()
+        return self._llm.input_processor.process_inputs("check", request.prompt, request.params, supported_tasks=tasks)
+
+    async def _prepare_beside(self, request: GenerationRequest) -> "_Ready":
         """`_prepare`, off the event loop where it may take long.
 
         Raises:
             TailraceError
         """
         assert self._llm is not None
+        # A token made before takes less to replay than four bytes of a prompt take to tokenise.
+        num_bytes = request.num_bytes + 4 * sum(map(len, request.made_before))
         try:
             refuse_endless(
                 request.prompt_field, request.messages or request.prompt, self._llm.model_config.max_model_len
             )
-            return await self._off_loop.run(request.num_bytes, lambda: self._prepare(request))
+            return await self._off_loop.run(num_bytes, lambda: self._prepare(request))
         except ValidationError as error:
             raise from_validation(error, request.prompt_field) from error
         except Exception as error:
             raise from_vllm(error, request.prompt_field) from error
 
-    async def _add(
-        self, request: PreparedRequest, request_id: str, prompt_field: str, read: ReadReasoning | None = None
-    ) -> VllmSource:
+    async def _add(self, ready: "_Ready", request_id: str, prompt_field: str) -> TokenSource:
         assert self._llm is not None
         assert self._feed is not None
+        request, cut = ready.request, ready.cut
+        if cut is not None and cut.finish_reason is not None:
+            return EndedSource(ready.terms, cut.finish_reason)
         options = dict(request.options)
         if self._llm.observability_config.otlp_traces_endpoint is None:
             options.pop("trace_headers", None)  # vLLM would complain
         try:
-            collector = await self._llm.add_request(request_id, request.prompt, request.params, **options)
+            with going_on(cut):
+                collector = await self._llm.add_request(request_id, request.prompt, request.params, **options)
         except Exception as error:
             raise from_vllm(error, prompt_field) from error
-        num_prompt_tokens = len(request.prompt.get("prompt_token_ids") or ())
-        return VllmSource(self._llm, collector, num_prompt_tokens, self._queue, self._feed, read)
+        source = VllmSource(self._llm, collector, ready.terms, self._queue, self._feed, ready.read)
+        state = self._llm.output_processor.request_states.get(collector.request_id)
+        if not request.needs_raw and state is not None and says_only_text(state, request.params):
+            source.take_text_from(state)
+        return source
 
-    async def _prepare(self, request: GenerationRequest) -> tuple[PreparedRequest, ReadReasoning | None]:
+    async def _prepare(self, request: GenerationRequest) -> "_Ready":
         """Render, tokenise, check the length; and how to tell reasoning in the output, where the model does that."""
         serving = self._serving
         assert self._llm is not None
         assert serving is not None
         openai_request = _openai_request(request, request.model or self.model)
         lora_request = serving.adapter_of(openai_request)
-        prompt = await serving.render(openai_request)
+        if request.is_chat and request.messages is None:
+            prompt = tokens_input(list(request.prompt or ()))  # rendered before
+        else:
+            prompt = await serving.render(openai_request)
         num_prompt_tokens = len(prompt["prompt_token_ids"])
         max_model_len = self._llm.model_config.max_model_len
         if num_prompt_tokens >= max_model_len:
@@ -185,7 +203,26 @@ class VllmEngine:
         if isinstance(openai_request, ChatCompletionRequest):
             reasoning_options, read = serving.reasoning_of(openai_request, prompt["prompt_token_ids"])
             options |= reasoning_options
-        return PreparedRequest(prompt, params, options), read
+        prepared = PreparedRequest(prompt, params, options, needs_raw=False)
+        if not request.made_before:
+            return _Ready(prepared, _terms(prepared), read)
+        return await self._go_on(prepared, read, request.made_before)
+
+    async def _go_on(
+        self, before: PreparedRequest, read: ReadReasoning | None, pieces: Sequence[Sequence[int]]
+    ) -> "_Ready":
+        """The request that goes on after `pieces`, which are output of the request `before`."""
+        assert self._llm is not None
+        terms = _terms(before)
+        if not terms.can_continue:
+            raise StreamGone("this stream cannot be continued")
+        cut = replay(self._llm.output_processor.tokenizer, await self._process(before), pieces, read)
+        terms = replace(terms, num_tokens_before=cut.num_tokens)
+        if cut.finish_reason is not None:
+            return _Ready(before, terms, read, cut)
+        prompt = tokens_input(list(itertools.chain(terms.prompt_token_ids, *pieces)))
+        params = count_on(before.params, cut.num_tokens, self._llm.vllm_config.use_v2_model_runner)
+        return _Ready(replace(before, prompt=prompt, params=params), terms, read, cut)
 
     def is_dead(self) -> bool:
         if self._llm is None or self._lost_one:
@@ -210,6 +247,22 @@ class VllmEngine:
         await asyncio.to_thread(end_child_processes)
 
 
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A request as vLLM gets it, how to tell reasoning in its output, and where it goes on, if it does."""
+
+    request: PreparedRequest
+    terms: Terms
+    read: ReadReasoning | None = None
+    cut: Cut | None = None
+
+
+def _terms(request: PreparedRequest) -> Terms:
+    token_ids = request.prompt.get("prompt_token_ids") or ()
+    max_tokens = request.params.max_tokens or 0
+    return Terms(len(token_ids), token_ids, max_tokens, can_continue=is_continuable(request.prompt, request.params))
+
+
 def _has_lost_an_engine(llm: AsyncLLM) -> bool:
     """Whether one of the engine's processes ended; those that Ray runs tell of it by themselves."""
     finished = getattr(llm.engine_core.resources.engine_manager, "finished_procs", None)
@@ -218,6 +271,8 @@ def _has_lost_an_engine(llm: AsyncLLM) -> bool:
 
 def _openai_request(request: GenerationRequest, model: str) -> OpenAIRequest:
     """The same request in the words of vLLM's OpenAI layer; absent values stay absent.
+
+    Of a chat whose prompt is rendered already, it has all but the messages.
 
     Raises:
         pydantic.ValidationError, vllm.exceptions.VLLMValidationError
@@ -235,5 +290,7 @@ def _openai_request(request: GenerationRequest, model: str) -> OpenAIRequest:
     fields |= {"model": model, "stream": True}
     if request.messages is not None:
         return ChatCompletionRequest(messages=list(request.messages), **fields)
+    if request.is_chat:
+        return ChatCompletionRequest(messages=[{"role": "user", "content": ""}], **fields)
     prompt = request.prompt if isinstance(request.prompt, str) else list(request.prompt or ())
     return CompletionRequest(prompt=prompt, **fields)

@@ -39,7 +39,6 @@ from vllm.entrypoints.serve.tokenize.protocol import (
     TokenizeCompletionRequest,
 )
 from vllm.exceptions import VLLMError
-from vllm.outputs import RequestOutput
 from vllm.utils.collection_utils import as_list
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -148,17 +147,16 @@ class VllmServing:
         if parser.reasoning_parser is None:
             return {}, None
 
-        def read(result: RequestOutput) -> Delta:
-            output = result.outputs[0]
+        def read(delta: Delta) -> Delta:
             message = parser.parse_delta(
-                delta_text=output.text,
-                delta_token_ids=as_list(output.token_ids),
+                delta_text=delta.text,
+                delta_token_ids=as_list(delta.token_ids),
                 request=request,
-                prompt_token_ids=result.prompt_token_ids,
-                finished=output.finish_reason is not None,
+                prompt_token_ids=prompt_token_ids,
+                finished=delta.finish_reason is not None,
             )
             text, reasoning = (message.content or "", message.reasoning or "") if message else ("", "")
-            return Delta(text, output.token_ids, output.finish_reason, reasoning, raw=result)
+            return Delta(text, delta.token_ids, delta.finish_reason, reasoning, delta.raw)
 
         options = chat._engine_reasoning_kwargs(request, parser, kwargs, list(prompt_token_ids))
         return options, read
@@ -214,10 +212,10 @@ class VllmServing:
             by_alias = surface is Surface.RESPONSES
             exclude_none = surface in (Surface.MESSAGES, Surface.COUNT_TOKENS)
             return Plain(200, result.model_dump(mode="json", by_alias=by_alias, exclude_none=exclude_none))
+        if isinstance(result, Draft):
+            return result.build(await result.outputs.submit(needs_raw=False))
         for outputs in opening.outputs:
             await outputs.submit()
-        if isinstance(result, Draft):
-            return result.build(await result.outputs.submit())
         return RawEvents(_response_events(result) if surface is Surface.RESPONSES else result)
 
     async def _validate(self, surface: Surface, body: Json, num_bytes: int) -> Any:

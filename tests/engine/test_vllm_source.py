@@ -12,6 +12,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from engine.errors import EngineDead
+from engine.interface import Delta
 from engine.vllm.queue_watch import QueueWatch
 from engine.vllm.source import StepFeed, VllmSource
 from tests.engine.sources import next_of
@@ -39,8 +40,9 @@ class Processor:
 class Stage:
     def __init__(self) -> None:
         self.late: list[int] = []
+        self.has_more = False
         self.processor = Processor()
-        self.feed = StepFeed(self.processor, self.late.append)
+        self.feed = StepFeed(self.processor, lambda: self.has_more, self.late.append)
         self.sources = {name: self._source(name) for name in ("a", "b")}
 
     def _source(self, name: str) -> VllmSource:
@@ -111,3 +113,55 @@ def test_tokens_for_a_request_that_vllm_has_forgotten_are_counted() -> None:
     stage = Stage()
     stage.step(a="1", forgotten="x")
     assert stage.late == [2]
+
+
+def test_steps_that_wait_already_are_handed_on_together() -> None:
+    async def run() -> None:
+        stage, seen = Stage(), []
+        source = stage.sources["a"]
+
+        def take() -> None:
+            delta = source.take()
+            seen.append(delta and delta.text)
+
+        source.listen(take)
+        stage.has_more = True
+        stage.step(a="one ")
+        stage.step(a="two ")
+        assert seen == []
+        stage.has_more = False
+        stage.step(a="three")
+        assert seen == ["one two three"]
+        stage.has_more = True  # but of what is no step
+        stage.step(a="four")
+        await asyncio.sleep(0)
+        assert seen[-1] == "four"
+
+    asyncio.run(run())
+
+
+def test_text_past_vllms_objects_keeps_its_order_with_them() -> None:
+    stage = Stage()
+    source = stage.sources["a"]
+    source.put(output("first "))
+    source.put_text("second ", [2, 3])
+    assert told(source.take()) == ("first second ", 3)
+    source.put_text("third ", [4])
+    source.put_text("fourth ", [5])
+    assert told(source.take()) == ("third fourth ", 2)
+    source.put_text("fifth ", [6])
+    source.put(output("last"))
+    assert told(source.take()) == ("fifth last", 2)
+    source.put(output("a "))
+    source.put_text("b ", [7])
+    source.put(output("c "))
+    source.put_text("d", [8])
+    assert told(source.take()) == ("a b c d", 4)
+    source.put_text("rest", [9, 10])
+    assert source.take_rest() == 2
+    assert source.take() is None
+
+
+def told(delta: Delta | None) -> tuple[str, int]:
+    assert delta is not None
+    return delta.text, len(delta.token_ids)
