@@ -82,6 +82,7 @@ def build_routes(settings: Settings, supervisor: Supervisor, instruments: Instru
     http = HttpSettings(
         keep_alive_s=args.sse_keep_alive_interval,
         stall_timeout_s=args.stall_timeout,
+        min_event_interval_s=args.min_event_interval_ms / 1000,
         max_body_bytes=args.max_body_bytes,
         api_keys=settings.api_keys,
         access_log=not args.disable_uvicorn_access_log,

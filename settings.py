@@ -68,6 +68,12 @@ class Flag:
 OWN_FLAGS = (
     Flag("engine", str, "vllm", "What makes the tokens.", ("vllm", "scripted")),
     Flag("stall-timeout", NON_NEGATIVE, 30.0, "Seconds that a reader may take no byte; 0 lets it wait for ever."),
+    Flag(
+        "min-event-interval-ms",
+        NON_NEGATIVE,
+        0.0,
+        "The least time between two events with text of one stream; the first is never held back.",
+    ),
     Flag("max-body-bytes", POSITIVE_INT, 8 << 20, "The largest request body, in bytes."),
     Flag("log-format", str, "text", "How the log is written.", ("text", "json")),
     Flag("scripted-ttft-ms", NON_NEGATIVE, 50.0, "With --engine scripted: time to the first token."),

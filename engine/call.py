@@ -58,6 +58,10 @@ class Call:
         return sum(generation.num_prompt_tokens for generation in self._generations)
 
     @property
+    def num_tokens_before(self) -> int:
+        return 0  # only native streams go on after earlier output
+
+    @property
     def num_output_tokens(self) -> int:
         return sum(generation.num_output_tokens for generation in self._generations)
 

@@ -80,6 +80,16 @@ class Supervisor:
         self._lifecycle.require_ready()
         return self._engine.serving
 
+    async def serving_when_started(self) -> Serving:
+        """The same for what needs the model, and not the engine: while the model is loaded, it is waited for.
+
+        Raises:
+            TailraceError: as `serving`, but not `Starting`.
+        """
+        while self.state is State.STARTING:  # noqa: ASYNC110  # rare, and nobody is late for it
+            await asyncio.sleep(0.1)
+        return self.serving
+
     def call(self, headers: Mapping[str, str], num_bytes: int, wants_deltas: bool = False) -> Call:
         """A call of which every generation will be admitted here. The caller owns it and must leave it."""
         return Call(self._engine.model, self.admit, headers, num_bytes, wants_deltas)

@@ -42,6 +42,7 @@ class HttpSettings:
     keep_alive_s: float = 15.0
     stall_timeout_s: float = 30.0
     max_body_bytes: int = 8 << 20
+    min_event_interval_s: float = 0.0
     api_keys: Sequence[str] = ()
     access_log: bool = True
     unlogged_paths: frozenset[str] = frozenset()
@@ -54,7 +55,13 @@ class HttpSettings:
 def build_application(
     supervisor: Supervisor, journal: Journal, instruments: Instruments, settings: HttpSettings
 ) -> Starlette:
-    delivery = Delivery(instruments, settings.keep_alive_s, settings.stall_timeout_s, settings.max_body_bytes)
+    delivery = Delivery(
+        instruments,
+        settings.keep_alive_s,
+        settings.stall_timeout_s,
+        settings.max_body_bytes,
+        settings.min_event_interval_s,
+    )
     streams = StreamRoutes(supervisor, journal, delivery)
     ollama = OllamaRoutes(supervisor, delivery)
     kept = KeptStreamRoutes(streams, KeptRequests(time.monotonic))

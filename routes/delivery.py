@@ -7,9 +7,10 @@ from metrics.instruments import Instruments
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Times in seconds. 0 turns the keep-alive off, and lets a reader stall for ever."""
+    """Times in seconds. 0 turns the keep-alive off, lets a reader stall for ever, and sends every token as it comes."""
 
     instruments: Instruments
     keep_alive_s: float
     stall_timeout_s: float
     max_body_bytes: int
+    min_event_interval_s: float = 0.0

@@ -109,6 +109,11 @@ class EventStream(EventSourceResponse):
         """The block just written has text."""
         self._meter.on_token_written(self._last_write_s, self._work.num_output_tokens)
 
+    def _until_next_event_s(self) -> float:
+        """How long to wait with the next event; the first is never held back."""
+        last_s = self._timing.last_token_s
+        return 0.0 if last_s is None else last_s + self._delivery.min_event_interval_s - time.perf_counter()
+
     def _on_finished(self, outcome: str = "completed") -> None:
         self._record.outcome = outcome
         self._meter.on_all_delivered()
@@ -132,6 +137,8 @@ class DeltaStream(EventStream):
         super().__init__(generation, delivery, headers)
         self.generation = generation
         self._over: asyncio.Future[None] | None = None
+        self._min_interval_s = delivery.min_event_interval_s
+        self._is_held_back = False
 
     def _opening(self) -> bytes:
         """What goes out at once, before there is a token."""
@@ -159,6 +166,8 @@ class DeltaStream(EventStream):
         assert self._over is not None
         if not self._connection.can_take or self._over.done():
             return
+        if self._min_interval_s and self._hold_back():
+            return
         generation = self.generation
         try:
             delta = generation.take()
@@ -176,3 +185,18 @@ class DeltaStream(EventStream):
         except Exception as error:
             self._write(self._failed(error))
             self._over.set_result(None)
+
+    def _hold_back(self) -> bool:
+        """Whether it is too early for the next event; then `_on_output` is called when it is not."""
+        if self._is_held_back:
+            return True
+        if (wait_s := self._until_next_event_s()) <= 0:
+            return False
+
+        def release() -> None:
+            self._is_held_back = False
+            self._on_output()
+
+        self._is_held_back = True
+        asyncio.get_running_loop().call_later(wait_s, release)
+        return True

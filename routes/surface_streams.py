@@ -1,5 +1,6 @@
 """The responses under the streams of OpenAI's and Anthropic's surfaces."""
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Callable
@@ -69,6 +70,8 @@ class RawStream(EventStream):
                     self._num_blocks += 1
                     if carries_text(block):
                         self._on_token_written()
+                        if self._delivery.min_event_interval_s:
+                            await asyncio.sleep(self._until_next_event_s())
                     await self._connection.wait_for_room()
             if self._call.failure is not None:
                 raise self._call.failure

@@ -30,6 +30,9 @@ PATHS = {
     "/detokenize": Surface.DETOKENIZE,
 }
 
+# What makes no token. Clients ask it of a server that they take for ready because it answers.
+COUNTING = (Surface.COUNT_TOKENS, Surface.TOKENIZE, Surface.DETOKENIZE)
+
 # What vLLM's serving layer reads of a request's head, beside its id.
 HEADERS = ("traceparent", "tracestate", "x-session-id", "x-vllm-priority", "x-data-parallel-rank")
 
@@ -56,7 +59,9 @@ class SurfaceRoutes:
                 return await self._stream(request, surface, body, call)
 
             async def whole() -> Response:
-                return _plain(await self.supervisor.serving.open(surface, body, call))
+                supervisor = self.supervisor
+                serving = await supervisor.serving_when_started() if surface in COUNTING else supervisor.serving
+                return _plain(await serving.open(surface, body, call))
 
             return PlainAnswer(call, whole, self.delivery)
 

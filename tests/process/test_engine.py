@@ -71,6 +71,9 @@ def test_from_an_open_port_to_ctrl_c_with_a_stream_in_flight(model: str) -> None
         refused = httpx.get(program.url + LONG)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "starting")
         assert int(refused.headers["retry-after"]) > 0
+        # What makes no token waits for the model.
+        counted = httpx.post(f"{program.url}/tokenize", json={"prompt": "one two"}, timeout=120)
+        assert (counted.status_code, counted.json()["count"]) == (200, 2)
         program.wait_ready()
         assert_quiet(program)
         children = program.children()
