@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 import settings as settings_module
 from engine import quiet
 from engine.interface import Engine
-from engine.journal import MemoryJournal
+from engine.journal import Journal, MemoryJournal
 from engine.lifecycle import Lifecycle
 from engine.scripted import DEFAULT_TEXT, Script, ScriptedEngine, split_words
 from engine.supervisor import Supervisor
@@ -40,8 +40,9 @@ def main() -> int:
 
     async def run() -> int:
         supervisor = Supervisor(build_engine(settings, instruments), lifecycle)
+        journal = build_journal(settings, instruments)
         config = server.config_for(
-            build_routes(settings, supervisor, instruments),
+            build_routes(settings, supervisor, journal, instruments),
             host=args.host or "0.0.0.0",
             port=args.port,
             uds=args.uds,
@@ -53,14 +54,19 @@ def main() -> int:
         )
         sock = server.bind(config)
         logger.info("loading %s; the port is open already", supervisor.model)
-        return await server.serve(
-            config,
-            sock,
-            supervisor,
-            args.shutdown_timeout,
-            on_ready=lambda: announce(settings, supervisor.model),
-            loop_lag=instruments.loop_lag,
-        )
+        await journal.start()
+        try:
+            return await server.serve(
+                config,
+                sock,
+                supervisor,
+                args.shutdown_timeout,
+                hands_over=args.drain == "handover" and journal.is_shared,
+                on_ready=lambda: announce(settings, supervisor.model),
+                loop_lag=instruments.loop_lag,
+            )
+        finally:
+            await journal.close()
 
     return int(uvloop.run(run()))
 
@@ -77,7 +83,21 @@ def build_engine(settings: Settings, instruments: Instruments) -> Engine:
     return ScriptedEngine(script, names[0], on_tokens=instruments.scripted_tokens.inc)
 
 
-def build_routes(settings: Settings, supervisor: Supervisor, instruments: Instruments) -> Starlette:
+def build_journal(settings: Settings, instruments: Instruments) -> Journal:
+    args = settings.args
+    if args.journal is None:
+        return MemoryJournal(time.monotonic, args.resume_window)
+    from engine.journal.redis_journal import RedisJournal  # imports redis
+
+    return RedisJournal(
+        args.journal,
+        args.resume_window,
+        on_available=instruments.journal_available.set,
+        on_unresumed=instruments.unresumable.inc,
+    )
+
+
+def build_routes(settings: Settings, supervisor: Supervisor, journal: Journal, instruments: Instruments) -> Starlette:
     args = settings.args
     http = HttpSettings(
         keep_alive_s=args.sse_keep_alive_interval,
@@ -92,7 +112,7 @@ def build_routes(settings: Settings, supervisor: Supervisor, instruments: Instru
         allowed_headers=args.allowed_headers,
         allow_credentials=args.allow_credentials,
     )
-    return build_application(supervisor, MemoryJournal(time.monotonic), instruments, http)
+    return build_application(supervisor, journal, instruments, http)
 
 
 def announce(settings: Settings, model: str) -> None:

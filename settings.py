@@ -37,6 +37,7 @@ def _number(read: Callable[[str], float], least: float, what: str) -> Callable[[
 POSITIVE_INT = _number(int, 1, "an integer")
 NON_NEGATIVE_INT = _number(int, 0, "an integer")
 NON_NEGATIVE = _number(float, 0, "a finite number")
+POSITIVE = _number(float, 0.001, "a finite number")
 
 
 def _script(text: str) -> list[str]:
@@ -46,6 +47,16 @@ def _script(text: str) -> list[str]:
         raise argparse.ArgumentTypeError(f"{text}: {error.strerror}") from None
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+
+
+def _journal(text: str) -> str:
+    from engine.journal.address import connect_to  # imports redis
+
+    try:
+        connect_to(text, timeout_s=1)  # which it does when it is first used
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,15 @@ class Flag:
 OWN_FLAGS = (
     Flag("engine", str, "vllm", "What makes the tokens.", ("vllm", "scripted")),
     Flag("stall-timeout", NON_NEGATIVE, 30.0, "Seconds that a reader may take no byte; 0 lets it wait for ever."),
+    Flag("resume-window", POSITIVE, 120.0, "Seconds for which a cut or ended stream can be come back to."),
+    Flag("journal", _journal, None, "redis://… or valkey://…, where pods share streams; else each has its own."),
+    Flag(
+        "drain",
+        str,
+        "wait",
+        "What a shutdown does with streams that another pod can go on with: wait for them, or hand them over.",
+        ("wait", "handover"),
+    ),
     Flag(
         "min-event-interval-ms",
         NON_NEGATIVE,

@@ -31,6 +31,8 @@ class Generation:
         self.num_output_tokens = source.terms.num_tokens_before
         self.num_untaken_tokens = 0
         self.finish_reason: str | None = None
+        # Another process can go on with it: what it takes for that is where that process finds it.
+        self.is_movable = False
         # Nothing more comes: it has finished, was aborted, or has failed.
         self.has_ended = False
         self._source = source

@@ -7,10 +7,10 @@ do with the engine is made here.
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from engine.call import Call
-from engine.errors import Draining, Internal
+from engine.errors import Draining, Internal, TailraceError
 from engine.generation import Generation
 from engine.interface import AnyRequest, Engine, GenerationRequest
 from engine.lifecycle import Lifecycle, State
@@ -105,11 +105,18 @@ class Supervisor:
 
     async def cancel(self, id: str) -> bool:
         """Stop the generation with that id; its readers are told that it was cancelled. False when there is none."""
-        for generation in list(self.in_flight):
-            if generation.id == id:
-                await generation.cancel()
-                return True
+        for generation in self._of(id):
+            await generation.cancel()
+            return True
         return False
+
+    async def end(self, id: str, error: TailraceError) -> None:
+        """Stop whatever runs here for the stream with that id; its reader is told of `error`."""
+        for generation in self._of(id):
+            await generation.abort(error)
+
+    def _of(self, id: str) -> list[Generation]:
+        return [generation for generation in self.in_flight if generation.id == id]
 
     async def admit(self, request: AnyRequest, id: str | None = None) -> Generation:
         """Hand `request` to the engine. The caller owns the generation and must enter it as a context manager.
@@ -138,18 +145,27 @@ class Supervisor:
         if not self.in_flight:
             self._idle.set()
 
-    async def drain(self, timeout_s: float, skip: asyncio.Event) -> None:
-        """Refuse new requests, let those in flight finish for `timeout_s` or until `skip` is set, then end the rest."""
+    async def drain(self, timeout_s: float, skip: asyncio.Event, hands_over: bool = False) -> None:
+        """Refuse new requests, let those in flight finish for `timeout_s` or until `skip` is set, then end the rest.
+
+        With `hands_over`, streams that another process can go on with are ended at once; they go on there.
+        """
         self._lifecycle.advance(State.DRAINING)
         logger.info("draining: %d streams in flight, at most %g s", len(self.in_flight), timeout_s)
+        if hands_over:
+            movable = [generation for generation in self.in_flight if generation.is_movable]
+            await self._end_all(movable, "this process is shutting down; the stream goes on in another one")
         if self.in_flight:
             waits = [asyncio.ensure_future(event.wait()) for event in (self._idle, skip)]
             await asyncio.wait(waits, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
-        for generation in list(self.in_flight):
-            await generation.abort(Draining("this process is shutting down; the stream was not finished"))
+        await self._end_all(self.in_flight, "this process is shutting down; the stream was not finished")
         await self._farewell()
+
+    async def _end_all(self, generations: Iterable[Generation], message: str) -> None:
+        for generation in list(generations):
+            await generation.abort(Draining(message))
 
     async def _farewell(self) -> None:
         try:

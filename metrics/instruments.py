@@ -71,6 +71,12 @@ ABORT = Instrument(
 RESUMES = Instrument(
     "tailrace_resumes_total", "counter", "Readers that came back, by what they got.", ("outcome",)
 )  # fmt: skip
+JOURNAL_AVAILABLE = Instrument(
+    "tailrace_journal_available", "gauge", "1 while the journal takes what is written into it."
+)
+UNRESUMABLE = Instrument(
+    "tailrace_unresumable_streams_total", "counter", "Streams in flight that the journal lost; they cannot be resumed."
+)
 LOOP_LAG = Instrument(
     "tailrace_event_loop_lag_seconds", "histogram", "How late a 100 ms timer fires.", buckets=LAG_BUCKETS_S
 )
@@ -79,7 +85,7 @@ SCRIPTED_TOKENS = Instrument("tailrace_scripted_tokens_total", "counter", "Token
 
 TABLE = (
     TTFT, TPOT, ITL, DURATION, REQUESTS, IN_FLIGHT, OUTPUT_TOKENS, PROMPT_TOKENS, DISCARDED, DISCONNECTS, ABORT,
-    RESUMES, LOOP_LAG, STATE, SCRIPTED_TOKENS,
+    RESUMES, JOURNAL_AVAILABLE, UNRESUMABLE, LOOP_LAG, STATE, SCRIPTED_TOKENS,
 )  # fmt: skip
 
 
@@ -100,6 +106,9 @@ class Instruments:
         self.disconnects = self._counter(DISCONNECTS)
         self.abort = self._histogram(ABORT)
         self.resumes = self._counter(RESUMES)
+        self.journal_available = Gauge(JOURNAL_AVAILABLE.name, JOURNAL_AVAILABLE.help, registry=registry)
+        self.journal_available.set(1)
+        self.unresumable = self._counter(UNRESUMABLE)
         self.loop_lag = self._histogram(LOOP_LAG)
         self.state = Gauge(STATE.name, STATE.help, STATE.labels, registry=registry)
         self.scripted_tokens = self._counter(SCRIPTED_TOKENS)

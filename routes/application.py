@@ -1,6 +1,5 @@
 """The ASGI application: every address, the handler that answers it, and what stands before them."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,6 @@ from starlette.routing import Route
 
 from engine.errors import TailraceError
 from engine.journal import Journal
-from engine.kept_requests import KeptRequests
 from engine.supervisor import Supervisor
 from metrics.instruments import Instruments
 from routes import openapi
@@ -64,7 +62,7 @@ def build_application(
     )
     streams = StreamRoutes(supervisor, journal, delivery)
     ollama = OllamaRoutes(supervisor, delivery)
-    kept = KeptStreamRoutes(streams, KeptRequests(time.monotonic))
+    kept = KeptStreamRoutes(streams)
     surfaces = SurfaceRoutes(supervisor, delivery)
     health = HealthRoutes(supervisor, instruments.registry)
     return Starlette(

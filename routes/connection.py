@@ -50,7 +50,8 @@ class Connection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
 
     def mark_lost(self) -> None:
-        self.lost_s = time.perf_counter()
+        if self.lost_s is None:
+            self.lost_s = time.perf_counter()
         self.can_take = False
 
     def mark_full(self, is_full: bool) -> None:
@@ -61,9 +62,10 @@ class Connection:
     def write(self, block: bytes) -> None:
         """Hand `block` to the socket, as one chunk of a body whose head said that it comes in chunks (RFC 9112, 7.1).
 
-        Never waits, and keeps what the socket does not take: look at `can_take` before.
+        Never waits, and keeps what the socket does not take: look at `can_take` before. Drops it when nobody is there.
         """
-        self._transport.write(b"%x\r\n%b\r\n" % (len(block), block))
+        if self.lost_s is None:
+            self._transport.write(b"%x\r\n%b\r\n" % (len(block), block))
 
     @contextlib.contextmanager
     def listened(self, on_room: Callable[[], None]) -> Iterator[None]:
@@ -86,6 +88,7 @@ class Connection:
         if sock := self._socket():
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self._transport.abort()
+        self.mark_lost()  # what is written before the event loop says so would raise
 
     def num_bytes_pending(self) -> int:
         """What was written and has not arrived: in this process's buffer, and in the kernel's."""

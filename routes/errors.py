@@ -99,13 +99,15 @@ def _wants_event(scope: Scope) -> bool:
 
 
 def _single_error_event(error: TailraceError) -> bytes:
-    """The browser reconnects when this body ends.
-
-    What may succeed later is asked for again after its time. For the rest the event carries an id that names no
-    stream: the reconnect brings it along, and is answered by 410, which ends it.
-    """
+    """The browser reconnects when this body ends; what may succeed later is asked for again after its time."""
     if error.retryable:
         return b"retry: %d\n" % ((error.retry_after_s or 1) * 1000) + sse.error_event(error)
+    return final_error_event(error)
+
+
+def final_error_event(error: TailraceError) -> bytes:
+    """The event of an error that stays: with an id that names no stream. The reconnect brings it along, and is answered
+    by 410, which ends it."""
     return b"id: %b:0\n" % secrets.token_urlsafe(16).encode() + sse.error_event(error)
 
 

@@ -172,19 +172,38 @@ class DeltaStream(EventStream):
         try:
             delta = generation.take()
             if delta is not None:
-                block, has_text = self._encode(delta)
-                if block:
-                    self._write(block)
-                if has_text:
-                    self._on_token_written()
+                self._tell(delta)
             if generation.has_ended:
                 generation.raise_failure()
                 if generation.finish_reason is not None:
                     self._finish(generation.finish_reason)
-                self._over.set_result(None)
+                else:
+                    self._end()
         except Exception as error:
             self._write(self._failed(error))
+            self._end()
+
+    def _tell(self, delta: Delta) -> None:
+        block, has_text = self._encode(delta)
+        if block:
+            self._write(block)
+        if has_text:
+            self._on_token_written()
+
+    def _on_finished(self, outcome: str = "completed") -> None:
+        super()._on_finished(outcome)
+        self._end()
+
+    def _end(self) -> None:
+        """Let the response end."""
+        assert self._over is not None
+        if not self._over.done():
             self._over.set_result(None)
+
+    @property
+    def is_over(self) -> bool:
+        """Nothing may be written any more: all was, or the reader has left."""
+        return self._over is None or self._over.done() or self._connection.lost_s is not None
 
     def _hold_back(self) -> bool:
         """Whether it is too early for the next event; then `_on_output` is called when it is not."""

@@ -22,6 +22,19 @@ CAPABILITY = re.compile(r"/v1/streams/[^/]+")
 OPEN_PATHS = PROBE_PATHS | {"/"}
 
 
+# Where the digest of the key lies in a request's scope that it came with.
+KEY_DIGEST = "tailrace.key"
+
+
+def holder_of(scope: Scope, stream_id: str) -> str:
+    """Who may come back to a stream: whoever has the key with which it was started. Empty where no key was asked for.
+
+    Differs from stream to stream, so that it says nothing of the key to whoever can read it.
+    """
+    digest = scope.get("state", {}).get(KEY_DIGEST)
+    return hmac.new(digest, stream_id.encode(), hashlib.sha256).hexdigest()[:32] if digest else ""
+
+
 class ApiKeyGate:
     """Lets a request through that carries one of `keys`; asks none of `OPEN_PATHS`, of a stream's own
     address, and of OPTIONS.
@@ -50,4 +63,7 @@ class ApiKeyGate:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         tokens = [token if scheme.lower() == "bearer" else "", headers.get("x-api-key", "")]
         given = [hashlib.sha256(token.strip().encode()).digest() for token in tokens]
-        return any([hmac.compare_digest(one, digest) for digest in self._digests for one in given])
+        known = [one for digest in self._digests for one in given if hmac.compare_digest(one, digest)]
+        if known:
+            scope.setdefault("state", {})[KEY_DIGEST] = known[0]
+        return bool(known)

@@ -23,8 +23,10 @@ class Meter:
         self._output_tokens = instruments.output_tokens.labels(*labels)
         self._in_flight = instruments.in_flight.labels(route)
         self._prompt_tokens = instruments.prompt_tokens.labels(*labels)
-        self._num_delivered = 0
-        self._num_accepted = 0
+        self._num_before = work.num_tokens_before
+        self._num_delivered = self._num_before
+        # A prompt that comes again with what was made of it was accepted before.
+        self._num_accepted = work.num_prompt_tokens if self._num_before else 0
         self._accept()
 
     def _accept(self) -> None:
@@ -43,7 +45,7 @@ class Meter:
 
     def on_token_written(self, now_s: float, num_tokens: int) -> None:
         """An event with text went out; the stream has had `num_tokens` with it."""
-        if (gap_s := self._timing.on_write(now_s, num_tokens)) is not None:
+        if (gap_s := self._timing.on_write(now_s, num_tokens - self._num_before)) is not None:
             self._itl.observe(gap_s)
         self._output_tokens.value += num_tokens - self._num_delivered
         self._num_delivered = num_tokens

@@ -122,6 +122,7 @@ async def serve(
     sock: socket.socket,
     supervisor: Supervisor,
     shutdown_timeout_s: float,
+    hands_over: bool,
     on_ready: Callable[[], None],
     loop_lag: Histogram,
 ) -> int:
@@ -139,7 +140,7 @@ async def serve(
     try:
         await asyncio.wait([stop, life], return_when=asyncio.FIRST_COMPLETED)
         if not life.done():
-            await supervisor.drain(shutdown_timeout_s, skip_drain)
+            await supervisor.drain(shutdown_timeout_s, skip_drain, hands_over)
         for task in (stop, life, lag):
             task.cancel()
         await supervisor.stop()

@@ -8,10 +8,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.errors import StreamGone, TailraceError
-from engine.kept_requests import EXPIRES_IN_S, KeptRequests
+from engine.journal import EXPIRES_IN_S
 from routes.errors import SSE_HEADERS
 from routes.parameters import request_from_body
-from routes.stream import StreamRoutes, trace_of
+from routes.stream import StreamRoutes, new_id, parse_event_id, trace_of
 from routes.surfaces import read_json
 
 COLLECTION = "/v1/streams"
@@ -23,14 +23,14 @@ class KeptStreamRoutes:
     """The id is the capability: who has it may read and stop the stream, without a key."""
 
     streams: StreamRoutes
-    kept: KeptRequests
 
     async def keep(self, request: Request) -> Response:
         """201, once the request is known to be one that can run."""
         fields, num_bytes = await read_json(request, self.streams.delivery)
         wanted = request_from_body(fields, num_bytes)
         await self.streams.supervisor.check(wanted)
-        id = self.kept.keep(wanted)
+        id = new_id()
+        await self.streams.journal.keep(id, wanted)
         url = f"{request.scope.get('root_path', '')}{COLLECTION}/{id}"
         answer = {"id": id, "url": url, "expires_in": EXPIRES_IN_S}
         headers = {"Location": url, "Cache-Control": "no-store"}
@@ -44,24 +44,27 @@ class KeptStreamRoutes:
         return await self._run(request, request.path_params["id"])
 
     async def _run(self, request: Request, id: str) -> Response:
+        streams = self.streams
         if last_event_id := request.headers.get("last-event-id"):
-            return self.streams.come_back(last_event_id)
-        # Taken out before anything is awaited: of two readers at once, one gets it.
-        wanted = self.kept.claim(id)
+            known_id, num_tokens = parse_event_id(last_event_id)
+            # The id in the address is what opens a stream without a key; it opens no other one.
+            return await streams.come_back(id if known_id == id else "", num_tokens, trace_of(request))
+        # Of two readers at once, one gets it.
+        wanted = await streams.journal.take(id)
         if wanted is None:
-            return self.streams.come_back(f"{id}:0")
+            return await streams.come_back(id, None, trace_of(request))
         try:
-            return await self.streams.start(wanted, trace_of(request), id)
+            return await streams.start(wanted, trace_of(request), id)
         except TailraceError as error:
             if error.retryable:
-                self.kept.give_back(id, wanted)
+                await streams.journal.keep(id, wanted)
             raise
 
     async def _stop(self, id: str) -> Response:
         """204, also when it had ended by itself: it is what was asked for."""
-        was_known = self.kept.claim(id) is not None
-        was_known |= await self.streams.supervisor.cancel(id)
-        was_known |= self.streams.journal.find(id) is not None
+        journal = self.streams.journal
+        was_known = await journal.forget_request(id)
+        was_known = await self.streams.supervisor.cancel(id) or await journal.cancel(id) or was_known
         if not was_known:
             raise StreamGone("there is no such stream to stop")
         return Response(status_code=204)

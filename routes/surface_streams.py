@@ -62,8 +62,7 @@ class RawStream(EventStream):
         try:
             async with contextlib.aclosing(self._events.blocks) as blocks:  # type: ignore[type-var]
                 async for block in blocks:
-                    if self._connection.lost_s is not None:
-                        return
+                    await self._connection.wait_for_room()
                     if self._call.failure is not None:  # which vLLM's layer tells of in its own words
                         break
                     self._write(block.encode())
@@ -72,13 +71,11 @@ class RawStream(EventStream):
                         self._on_token_written()
                         if self._delivery.min_event_interval_s:
                             await asyncio.sleep(self._until_next_event_s())
-                    await self._connection.wait_for_room()
             if self._call.failure is not None:
                 raise self._call.failure
         except Exception as error:
-            if (
-                self._connection.lost_s is None
-            ):  # vLLM's layer stumbles over a generation that was aborted for good reason
+            # vLLM's layer stumbles over a generation that was aborted for good reason.
+            if self._connection.lost_s is None:
                 self._write(self._failed(self._call.failure or error))
             return
         if self._connection.lost_s is None:

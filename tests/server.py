@@ -17,7 +17,7 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from engine.interface import Engine
-from engine.journal import MemoryJournal
+from engine.journal import Journal, MemoryJournal
 from engine.lifecycle import Lifecycle
 from engine.supervisor import Supervisor
 from metrics.instruments import Instruments
@@ -73,7 +73,11 @@ class RunningServer:
 
 @contextlib.contextmanager
 def running(
-    engine: Engine, settings: HttpSettings | None = None, instruments: Instruments | None = None
+    engine: Engine,
+    settings: HttpSettings | None = None,
+    instruments: Instruments | None = None,
+    journal: Journal | None = None,
+    resume_window_s: float = 120,
 ) -> Iterator[RunningServer]:
     """Start `engine` and a server over it; stop both at the end."""
     instruments = instruments or Instruments(CollectorRegistry())
@@ -84,9 +88,9 @@ def running(
 
     async def main() -> None:
         supervisor = Supervisor(engine, lifecycle)
-        application = build_application(
-            supervisor, MemoryJournal(time.monotonic), instruments, settings or HttpSettings(access_log=False)
-        )
+        kept = journal or MemoryJournal(time.monotonic, resume_window_s)
+        await kept.start()
+        application = build_application(supervisor, kept, instruments, settings or HttpSettings(access_log=False))
         config = server.config_for(application, host="127.0.0.1", port=0, log_level="warning")
         sock = socket.create_server(("127.0.0.1", 0))
         http = uvicorn.Server(config)
@@ -104,6 +108,7 @@ def running(
         lag.cancel()
         http.should_exit = True
         await serving
+        await kept.close()
 
     thread = threading.Thread(target=lambda: uvloop.run(main()), name="server", daemon=True)
     thread.start()

@@ -8,7 +8,7 @@ import pytest
 
 from engine.errors import Draining, EngineDead, Internal, Starting, TailraceError
 from engine.generation import Generation
-from engine.interface import AnyRequest, Delta, GenerationRequest, Sampling
+from engine.interface import AnyRequest, Delta, GenerationRequest, Sampling, Terms
 from engine.lifecycle import Lifecycle, State
 from engine.scripted import Script, ScriptedEngine, ScriptedSource
 from engine.supervisor import Supervisor
@@ -35,7 +35,8 @@ async def started(script: Script) -> tuple[Supervisor, ScriptedEngine, list[int]
 class Dropping:
     """An engine that drops the request, with `text` made before."""
 
-    num_prompt_tokens = 1
+    terms = Terms(num_prompt_tokens=1)
+    num_cached_tokens = None
     phase = "prefill"
 
     def __init__(self, text: str) -> None:

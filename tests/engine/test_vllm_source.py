@@ -12,7 +12,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from engine.errors import EngineDead
-from engine.interface import Delta
+from engine.interface import Delta, Terms
 from engine.vllm.queue_watch import QueueWatch
 from engine.vllm.source import StepFeed, VllmSource
 from tests.engine.sources import next_of
@@ -47,7 +47,7 @@ class Stage:
 
     def _source(self, name: str) -> VllmSource:
         queue = self.processor.queues[name] = RequestOutputCollector(RequestOutputKind.DELTA, name)
-        return VllmSource(None, queue, 1, QueueWatch(), self.feed)
+        return VllmSource(None, queue, Terms(), QueueWatch(), self.feed)
 
     def step(self, **texts: str) -> None:
         outputs = [SimpleNamespace(request_id=name, text=text, new_token_ids=[1, 2]) for name, text in texts.items()]
@@ -95,7 +95,7 @@ def test_output_that_came_before_the_source_is_not_lost() -> None:
     stage = Stage()
     queue = RequestOutputCollector(RequestOutputKind.DELTA, "c")
     queue.put(output("early"))
-    delta = VllmSource(None, queue, 1, QueueWatch(), stage.feed).take()
+    delta = VllmSource(None, queue, Terms(), QueueWatch(), stage.feed).take()
     assert delta is not None
     assert delta.text == "early"
 

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from engine.interface import GenerationRequest, Sampling
-from engine.journal import MemoryJournal
+from engine.journal import MemoryJournal, Opening
 from engine.lifecycle import Lifecycle
 from engine.scripted import Script, ScriptedEngine
 from engine.supervisor import Supervisor
@@ -20,6 +20,7 @@ from metrics.instruments import Instruments
 from routes.connection import EXTENSION, Connection
 from routes.delivery import Delivery
 from routes.request_record import KEY, RequestRecord
+from routes.sse import start_event
 from routes.token_stream import TokenStream
 from tests.event_source import done, parse, token_events
 
@@ -55,6 +56,7 @@ class Reader:
             assert message == {"type": "http.response.body", "body": b"", "more_body": False}
 
     def write(self, chunk: bytes) -> None:
+        assert not self.gone.is_set(), "uvloop would raise"
         size, _, rest = chunk.partition(b"\r\n")
         block = rest.removesuffix(b"\r\n")
         assert len(block) == int(size, 16)
@@ -91,11 +93,12 @@ class Stage:
             supervisor = Supervisor(self.engine, Lifecycle())
             await supervisor.start()
             request = GenerationRequest(prompt="a", sampling=Sampling(max_tokens=max_tokens))
-            response = TokenStream(
-                await supervisor.admit(request),
-                Delivery(Instruments(self.registry), self.keep_alive_s, 30, 8 << 20),
-                self.journal,
-            )
+            generation = await supervisor.admit(request)
+            opening = Opening(None, (1,), False, Sampling(max_tokens=9), None, 0, "", True)
+            self.entry = self.journal.open(generation.id, opening, on_lost=lambda loss: None)
+            delivery = Delivery(Instruments(self.registry), self.keep_alive_s, 30, 8 << 20)
+            response = TokenStream(generation, delivery, self.entry, start_event(generation.id, "scripted", 0))
+            self.id = generation.id
             self.response = response
             record = RequestRecord("id", time.perf_counter())
             await response(
@@ -133,7 +136,10 @@ def test_a_stream_is_start_tokens_done_marker() -> None:
         assert stage.value("tailrace_prompt_tokens_total") == 1
         assert stage.value("tailrace_output_tokens_total") == 5
         assert stage.registry.get_sample_value("tailrace_streams_in_flight", {"route": "/v1/stream"}) == 0
-        assert len(stage.journal) == 1
+        record = await stage.journal.find(stage.id)
+        assert record is not None
+        assert record.ending is not None
+        assert record.num_tokens == 5
 
     asyncio.run(run())
 
@@ -182,7 +188,9 @@ def test_a_reader_that_leaves_stops_the_engine(script: Script) -> None:
         assert not stage.engine.running
         assert stage.made <= 3 + 2
         assert stage.record.outcome == "disconnected"
-        assert len(stage.journal) == 0
+        record = await stage.journal.find(stage.id)
+        assert record is not None
+        assert record.ending is None
 
     asyncio.run(run())
 

@@ -1,0 +1,205 @@
+"""The journal of one process, in its memory.
+
+Invariant: it holds at most `max_streams` streams of `max_bytes` together, the running ones included.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.interface import GenerationRequest
+from engine.journal.kept_requests import KeptRequests
+from engine.journal.records import Ending, Entry, Loss, Opening, Passage, StreamRecord
+
+
+@dataclass(slots=True)
+class _Stream:
+    """A record that is still being written. It holds the owner's passages themselves, not copies."""
+
+    id: str
+    opening: Opening
+    num_bytes: int
+    passages: list[Passage] = field(default_factory=list)
+    ending: Ending | None = None
+
+    def record(self) -> StreamRecord:
+        return StreamRecord(self.id, self.opening, list(self.passages), self.ending)
+
+
+class MemoryJournal:
+    """What is too much goes in this order: streams that nobody runs, oldest first, then the largest of those that run.
+
+    The owner of such a running one keeps it, but it cannot be resumed any more; `on_unresumed` is called.
+    """
+
+    is_shared = False
+
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        window_s: float = 120.0,
+        max_streams: int = 10_000,
+        max_bytes: int = 64 << 20,
+        on_unresumed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._clock = clock
+        self._window_s = window_s
+        self._max_streams = max_streams
+        self._max_bytes = max_bytes
+        self._on_unresumed = on_unresumed
+        self._requests = KeptRequests(clock)
+        self._streams: dict[str, _Stream] = {}
+        self._num_bytes = 0
+        # The owners of those that run; an owner whose stream was dropped is still one, and can be cancelled. And when
+        # those expire that nobody runs, the oldest first.
+        self._owners: dict[str, _MemoryEntry] = {}
+        self._expiries_s: OrderedDict[str, float] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._streams)
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        pass
+
+    def open(self, id: str, opening: Opening, on_lost: Callable[[Loss], None]) -> Entry:
+        self._forget_old()
+        self._drop(id)
+        self._take_away(id, Loss.TAKEN)
+        stream = self._streams[id] = _Stream(id, opening, opening.num_bytes)
+        entry = self._owners[id] = _MemoryEntry(self, id, stream, on_lost)
+        self.add_bytes(stream.num_bytes)
+        return entry
+
+    async def find(self, id: str) -> StreamRecord | None:
+        self._forget_old()
+        stream = self._streams.get(id)
+        return None if stream is None else stream.record()
+
+    async def claim(self, id: str, on_lost: Callable[[Loss], None]) -> tuple[StreamRecord, Entry] | None:
+        self._forget_old()
+        stream = self._streams.get(id)
+        if stream is None:
+            return None
+        if stream.ending is not None:
+            return stream.record(), _MemoryEntry(self, id, None, on_lost, is_over=True)
+        self._take_away(id, Loss.TAKEN)
+        self._expiries_s.pop(id, None)
+        entry = self._owners[id] = _MemoryEntry(self, id, stream, on_lost)
+        return stream.record(), entry
+
+    async def cancel(self, id: str) -> bool:
+        self._forget_old()
+        was_known = id in self._streams or id in self._owners
+        self._drop(id)
+        self._take_away(id, Loss.CANCELLED)
+        return was_known
+
+    async def keep(self, id: str, request: GenerationRequest) -> None:
+        self._requests.keep(id, request)
+
+    async def take(self, id: str) -> GenerationRequest | None:
+        return self._requests.take(id)
+
+    async def forget_request(self, id: str) -> bool:
+        return self._requests.take(id) is not None
+
+    # What entries call.
+
+    def add_bytes(self, num_bytes: int) -> None:
+        """Count what a stream has grown by, and make room when that is too much."""
+        self._num_bytes += num_bytes
+        if self._num_bytes > self._max_bytes or len(self._streams) > self._max_streams:
+            self._make_room()
+
+    def let_go(self, id: str, is_kept: bool) -> None:
+        """Nobody runs the stream any more. It is kept for the window, or not at all."""
+        self._owners.pop(id, None)
+        if is_kept:
+            self._forget_old()
+            self._expiries_s[id] = self._clock() + self._window_s
+        else:
+            self._drop(id)
+
+    def _take_away(self, id: str, loss: Loss) -> None:
+        owner = self._owners.pop(id, None)
+        if owner is not None:
+            owner.lose(loss)
+
+    def _forget_old(self) -> None:
+        now_s = self._clock()
+        while self._expiries_s and next(iter(self._expiries_s.values())) < now_s:
+            self._drop(next(iter(self._expiries_s)))
+
+    def _make_room(self) -> None:
+        while self._num_bytes > self._max_bytes or len(self._streams) > self._max_streams:
+            if self._expiries_s:
+                self._drop(next(iter(self._expiries_s)))
+            else:
+                largest = max(self._streams.values(), key=lambda stream: stream.num_bytes)
+                self._drop(largest.id)
+                self._owners[largest.id].give_up()
+                self._on_unresumed()
+
+    def _drop(self, id: str) -> None:
+        self._expiries_s.pop(id, None)
+        stream = self._streams.pop(id, None)
+        if stream is not None:
+            self._num_bytes -= stream.num_bytes
+
+
+class _MemoryEntry:
+    """One owner's side. Without a stream it cannot be resumed."""
+
+    __slots__ = ("_id", "_is_over", "_journal", "_on_lost", "_stream")
+
+    def __init__(
+        self,
+        journal: MemoryJournal,
+        id: str,
+        stream: _Stream | None,
+        on_lost: Callable[[Loss], None],
+        is_over: bool = False,
+    ) -> None:
+        self._journal = journal
+        self._id = id
+        self._stream = stream
+        self._on_lost = on_lost
+        self._is_over = is_over
+
+    def write(self, passage: Passage, on_written: Callable[[], None]) -> None:
+        if self._is_over:
+            return
+        stream = self._stream
+        if stream is not None:
+            num_bytes = passage.num_bytes
+            stream.passages.append(passage)
+            stream.num_bytes += num_bytes
+            self._journal.add_bytes(num_bytes)
+        on_written()
+
+    def end(self, ending: Ending, on_written: Callable[[], None]) -> None:
+        if self._is_over:
+            return
+        if self._stream is not None:
+            self._stream.ending = ending
+        self._let_go(is_kept=self._stream is not None)
+        on_written()
+
+    def leave(self) -> None:
+        if not self._is_over:
+            self._let_go(is_kept=self._stream is not None and self._stream.opening.can_continue)
+
+    def lose(self, loss: Loss) -> None:
+        self._is_over, self._stream = True, None
+        self._on_lost(loss)
+
+    def give_up(self) -> None:
+        """The stream was dropped, and goes on."""
+        self._stream = None
+
+    def _let_go(self, is_kept: bool) -> None:
+        self._is_over, self._stream = True, None
+        self._journal.let_go(self._id, is_kept)
