@@ -17,6 +17,7 @@ from tests.server import RunningServer, running, wait_until
 
 WORDS = [f" {number}" for number in range(60)]
 TEXT = "".join(WORDS)
+HEAD = b"GET /v1/stream?prompt=x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
 
 
 @pytest.fixture
@@ -98,7 +99,7 @@ def test_it_can_be_cut_again_and_again(server: RunningServer) -> None:
 def test_a_reader_that_comes_back_takes_over_from_a_connection_that_looks_alive(server: RunningServer) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.settimeout(10)
-        sock.sendall(b"GET /v1/stream?prompt=x HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        sock.sendall(HEAD + b"\r\n")
         data = b""
         while data.count(b'"token"') < 5:
             data += sock.recv(4096)
@@ -156,10 +157,7 @@ def test_control_characters_in_the_header_are_refused(server: RunningServer) -> 
     for bad in (b"\x01\x02:1", b"a\tb:1", b"\xff\xfe:1", b"\xed\xa0\x80:2"):
         with socket.create_connection(("127.0.0.1", server.port)) as sock:
             sock.settimeout(10)
-            head = (
-                b"GET /v1/stream?prompt=x HTTP/1.1\r\nHost: x\r\nConnection: close\r\nLast-Event-ID: %b\r\n\r\n" % bad
-            )
-            sock.sendall(head % bad)
+            sock.sendall(HEAD + b"Last-Event-ID: %b\r\n\r\n" % bad)
             answer = b"".join(iter(lambda: sock.recv(65536), b""))
         assert answer.split(b" ")[1] in (b"400", b"410")
         assert bad not in answer
