@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from playwright.sync_api import Page, Request, Route, expect
 
+from engine.errors import Draining
 from engine.scripted import Script, ScriptedEngine
 from tests.page.browser import expect_state, last_answer, last_failure, read_by, send
 from tests.page.conftest import Visit
@@ -193,8 +194,10 @@ def test_a_death_in_the_middle_is_told_in_a_sentence(visit: Visit, reader: str) 
         page = visit(server.url)
         read_by(page, reader)
         send(page, "first")
-        expect_state(page, "failed")
-        expect(last_failure(page)).to_have_text("The engine has died. Try again in a moment.")
+        # Another pod might go on with it; for 10 s the page tries.
+        expect_state(page, "reconnecting")
+        expect_state(page, "failed", timeout_s=40)
+        expect(last_failure(page)).to_contain_text("The engine has died")
         expect(last_answer(page)).to_have_text("word " * 5)
         # Now it is known before the first byte, by a 503.
         send(page, "second")
@@ -292,13 +295,29 @@ def test_a_stream_that_cannot_be_continued_is_told_so(server: RunningServer, vis
     expect(last_answer(page)).to_have_text("Beca")
 
 
-def test_a_cut_fetch_is_told_so(server: RunningServer, visit: Visit) -> None:
+def test_a_cut_fetch_comes_back_and_is_told_when_it_cannot_go_on(server: RunningServer, visit: Visit) -> None:
     page = visit(server.url)
     read_by(page, "fetch")
-    page.route("**/v1/stream", lambda route: route.fulfill(body=REASONED.format(id=ID)))
-    send(page)
+    page.route("**/v1/stream", lambda route: route.fulfill(body=REASONED.format(id=ID)), times=1)
+    send(page)  # the second request reaches the server, which does not know this id
     expect_state(page, "failed")
-    expect(last_failure(page)).to_have_text("The connection was lost before the stream ended.")
+    expect(last_failure(page)).to_have_text("The connection was lost, and this stream cannot be continued.")
+    expect(last_answer(page)).to_have_text("Beca")
+
+
+@both_readers
+def test_a_stream_that_is_handed_over_goes_on_without_a_seam(visit: Visit, server: RunningServer, reader: str) -> None:
+    continued = server.metric("tailrace_resumes_total", outcome="continued")
+    page = visit(server.url)
+    read_by(page, reader)
+    send(page)
+    expect_state(page, "streaming")
+    for generation in list(server.supervisor.in_flight):
+        server.run(generation.abort(Draining("this process is shutting down")))
+    expect_state(page, "reconnecting")
+    expect_state(page, "done")
+    expect(last_answer(page)).to_have_text("".join(TOKENS * 4))
+    assert server.metric("tailrace_resumes_total", outcome="continued") == continued + 1
 
 
 def test_a_fetch_that_comes_byte_by_byte_is_read_whole(server: RunningServer, visit: Visit) -> None:
