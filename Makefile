@@ -10,12 +10,12 @@ REQUIREMENTS := $(if $(filter cuda,$(SET)),requirements.txt,requirements/cpu.txt
 # Everything in the sets is pinned, with all that it needs; --no-deps keeps pip from adding what was left out on purpose.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
 # Debian's packages of the servers and the browser that tests use; installed where this is root. Elsewhere those tests are skipped.
-TEST_SERVERS := prometheus nginx-light chromium
+TEST_SERVERS := prometheus nginx-light chromium redis-server
 
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock'
 
-.PHONY: help install install-test servers serve test chaos bench-latency check fmt lock clean
+.PHONY: help install install-test servers serve test chaos bench bench-latency check fmt lock clean
 .DEFAULT_GOAL := help
 
 help:  ## list the targets
@@ -48,7 +48,7 @@ serve: install  ## serve the embedded model on port 8000; ARGS="--model X --port
 
 servers:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
-		&& ! { command -v promtool && command -v nginx && command -v chromium; } > /dev/null; then \
+		&& ! { command -v promtool && command -v nginx && command -v chromium && command -v redis-server; } > /dev/null; then \
 		echo 'installing $(TEST_SERVERS)'; \
 		{ apt-get update -qq && apt-get install -y -qq $(TEST_SERVERS); } > /dev/null 2>&1 \
 			|| echo 'could not install them; the tests that need them are skipped'; \
@@ -60,8 +60,15 @@ test: install-test servers  ## run every test; ARGS="-k name" passes flags on to
 chaos: install-test  ## ten minutes of clients that leave, stall and lie; CHAOS_SECONDS and CHAOS_SEED change it
 	@CHAOS_SECONDS=$${CHAOS_SECONDS:-600} $(BIN)/python -m pytest tests/chaos --log-cli-level=INFO
 
+bench: install-test .venv/bench.stamp  ## every measurement, in half an hour; QUICK=1 takes minutes, ARGS="--only scale" some
+	@$(BIN)/python -m bench $(if $(QUICK),--quick) $(ARGS)
+
 bench-latency: install-test  ## an answer at once beside one that is streamed; MODEL=… names another model
 	@$(BIN)/python -m bench.latency $(MODEL)
+
+.venv/bench.stamp: requirements/bench.txt .venv/$(SET).stamp
+	@$(INSTALL) -r $<
+	@touch $@
 
 check: install-test  ## lint, format and types; changes nothing
 	@$(BIN)/ruff check .

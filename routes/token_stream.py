@@ -60,6 +60,8 @@ class TokenStream(DeltaStream):
             finish_reason, generation.num_output_tokens, milliseconds(timing.ttft_s), milliseconds(timing.tpot_s)
         )
         self._entry.end(ending, partial(self._show_end, ending))
+        if finish_reason == CANCELLED:
+            self._show_end(ending)  # a journal by which it was cancelled takes no end of it
 
     def _show_end(self, ending: Ending) -> None:
         if not self.is_over:

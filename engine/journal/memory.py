@@ -114,9 +114,12 @@ class MemoryJournal:
         if self._num_bytes > self._max_bytes or len(self._streams) > self._max_streams:
             self._make_room()
 
-    def let_go(self, id: str, is_kept: bool) -> None:
+    def let_go(self, owner: "_MemoryEntry", is_kept: bool) -> None:
         """Nobody runs the stream any more. It is kept for the window, or not at all."""
-        self._owners.pop(id, None)
+        id = owner.id
+        if self._owners.get(id) is not owner:
+            return
+        del self._owners[id]
         if is_kept:
             self._forget_old()
             self._expiries_s[id] = self._clock() + self._window_s
@@ -153,7 +156,7 @@ class MemoryJournal:
 class _MemoryEntry:
     """One owner's side. Without a stream it cannot be resumed."""
 
-    __slots__ = ("_id", "_is_over", "_journal", "_on_lost", "_stream")
+    __slots__ = ("_is_over", "_journal", "_on_lost", "_stream", "id")
 
     def __init__(
         self,
@@ -164,7 +167,7 @@ class _MemoryEntry:
         is_over: bool = False,
     ) -> None:
         self._journal = journal
-        self._id = id
+        self.id = id
         self._stream = stream
         self._on_lost = on_lost
         self._is_over = is_over
@@ -193,7 +196,7 @@ class _MemoryEntry:
             self._let_go(is_kept=self._stream is not None and self._stream.opening.can_continue)
 
     def lose(self, loss: Loss) -> None:
-        self._is_over, self._stream = True, None
+        self._is_over, self._stream = loss is Loss.TAKEN, None
         self._on_lost(loss)
 
     def give_up(self) -> None:
@@ -202,4 +205,4 @@ class _MemoryEntry:
 
     def _let_go(self, is_kept: bool) -> None:
         self._is_over, self._stream = True, None
-        self._journal.let_go(self._id, is_kept)
+        self._journal.let_go(self, is_kept)

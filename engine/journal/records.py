@@ -117,15 +117,16 @@ class Loss(StrEnum):
 class Entry(Protocol):
     """The owner's side of one stream. All of it is called on the event loop, and none of it waits.
 
-    Once the stream is lost, left or has ended, every further call does nothing.
+    Once the stream was taken or left, or has ended, every further call does nothing. One that was cancelled is recorded
+    no more, but its reader is told the rest of it: what is written is confirmed, and at once.
     """
 
     def write(self, passage: Passage, on_written: Callable[[], None]) -> None:
         """Add `passage`, and call `on_written` once that is safe, maybe in place.
 
         That is when it is in the journal, or when it is known that the journal cannot take it: the stream goes on then,
-        and cannot be resumed. The calls of one entry come in order, and none after `on_lost` or `leave`. `on_written`
-        must not raise. The passage is the journal's from now on.
+        and cannot be resumed. The calls of one entry come in order, and none after `Loss.TAKEN` or `leave`.
+        `on_written` must not raise. The passage is the journal's from now on.
         """
         ...
 

@@ -1,6 +1,6 @@
 """The owner's side of one stream in Redis: what waits to be written, and who waits for it. No I/O.
 
-Invariant: `on_written` is called once for each write, in order, and never after the stream was lost or left.
+Invariant: `on_written` is called once for each write, in order, and never after the stream was taken or left.
 """
 
 import logging
@@ -47,6 +47,7 @@ class RedisEntry:
     __slots__ = (
         "_batches",
         "_can_continue",
+        "_is_lost",
         "_is_over",
         "_is_resumable",
         "_is_unheard",
@@ -84,6 +85,7 @@ class RedisEntry:
         self._is_over = False
         self._is_unheard = False
         self._is_resumable = True
+        self._is_lost = False
         self._opening = b""
         self._num_bytes = 0
         self._verb = Verb.WRITE
@@ -179,9 +181,17 @@ class RedisEntry:
             self.give_up()
 
     def lose(self, loss: Loss) -> None:
-        if not self._is_unheard:
+        if self._is_lost or self._is_unheard:
+            return
+        self._is_lost, self._is_resumable, self._verb = True, False, Verb.DROP
+        self._pieces.clear()
+        self._batches.forget(self)
+        if loss is Loss.TAKEN:
             self._stop_listening()
-            self._pieces.clear()
+            self.on_lost(loss)
+            return
+        self._call_all()
+        if not self._is_unheard:
             self.on_lost(loss)
 
     def cancel(self) -> None:
@@ -201,10 +211,7 @@ class RedisEntry:
         self._is_resumable = False
         self._drop()
         self._batches.count_unresumed()
-        self._call(self._sent)
-        self._call(self._on_written)
-        if self._is_over:
-            self._stop_listening()
+        self._call_all()
 
     def _takes(self) -> bool:
         """Whether something can be written. What is missed by one write makes all later ones worthless."""
@@ -229,6 +236,13 @@ class RedisEntry:
         self._sent.clear()
         self._on_written.clear()
         self._batches.forget(self)
+
+    def _call_all(self) -> None:
+        """Nobody needs to wait for Redis any more."""
+        self._call(self._sent)
+        self._call(self._on_written)
+        if self._is_over:
+            self._stop_listening()
 
     def _call(self, waiting: list[Callable[[], None]]) -> None:
         """One after the other. What one of them does may be to leave, and then the rest is not called."""

@@ -35,14 +35,14 @@ class Script:
         object.__setattr__(self, "sha", hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest())
 
 
-# KEYS: for each operation its stream. ARGV: how many ms a stream lives that somebody runs, and one that nobody runs; then
-# the operations, two lines each: the verb, how many elements the list must have, the owner's fence; and a piece, which
-# may be empty. They are one argument because the client takes as long for an argument as Redis does for an operation.
+# KEYS: for each operation its stream. ARGV: how many ms a stream lives that somebody runs, and one that nobody runs;
+# the operations, two lines each: the verb, how many elements the list must have and the owner's fence, then a piece,
+# which may be empty. They are one argument because redis-py takes 0.5 us for each.
 # Returns, for each operation that was refused, its number and the reason.
 # The number of elements is looked at because a replica that was promoted, or a server that was restarted, may have lost
 # the last writes, and what comes after a gap must not be continued.
 WRITE = Script(
-    f"""#!lua
+    rf"""#!lua
 local refused = {{}}
 local i = 0
 for verb, length, fence, piece in string.gmatch(ARGV[3], '(%a+) (%d+) ([^\n]+)\n([^\n]*)\n') do

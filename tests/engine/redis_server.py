@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -35,6 +36,11 @@ class RedisServer:
         words = [word for name, value in options.items() for word in (f"--{name}", value)]
         self._process = subprocess.Popen([SERVER, *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(self.answers, 20, "an answer of redis-server")
+
+    def freeze(self, is_frozen: bool = True) -> None:
+        """It takes connections and commands and does nothing with them, until it is let go on."""
+        assert self._process
+        self._process.send_signal(signal.SIGSTOP if is_frozen else signal.SIGCONT)
 
     def kill(self) -> None:
         if self._process is not None:
