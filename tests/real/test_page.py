@@ -9,8 +9,8 @@ from tests.page.browser import expect_state, last_answer, launched, read_by, sen
 from tests.real.test_leaving import assert_stands_still, is_quiet, num_running
 from tests.server import RunningServer, wait_until
 
-# A browser comes back after a second, and would do so again and again: a minute shows that it has stopped.
-OPEN_AFTER_DONE_S = 60
+# A browser comes back after a second, and would do so again and again: so long shows that it has stopped.
+OPEN_AFTER_DONE_S = 15
 
 
 # Not longer than this module: while Playwright runs, no other test of this thread could run a loop of its own.
