@@ -5,10 +5,12 @@ python -m bench.token_recording
 
 import time
 import timeit
-from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry
 
+from bench.table import Figure
+from bench.token_path import Source
+from engine.generation import Generation
 from metrics.instruments import Instruments
 from metrics.timing import StreamTiming
 from routes.meter import Meter
@@ -19,7 +21,7 @@ REPEATS = 7
 
 def cost_us() -> float:
     """Microseconds a token, the least of several runs: noise only adds."""
-    work = SimpleNamespace(model="model", num_prompt_tokens=1, num_output_tokens=0, num_untaken_tokens=0)
+    work = Generation("id", "model", Source(), on_close=lambda generation: None)
     meter = Meter(
         Instruments(CollectorRegistry()),
         "/v1/stream",
@@ -34,5 +36,12 @@ def cost_us() -> float:
     return min(timeit.repeat(record, number=NUM_TOKENS, repeat=REPEATS)) / NUM_TOKENS * 1e6
 
 
+def run() -> list[Figure]:
+    """Measure, and print the cost."""
+    recorded_us = cost_us()
+    print(f"recording a token costs {recorded_us:.2f} us")
+    return [Figure("recording a token", "us", {"chat": recorded_us})]
+
+
 if __name__ == "__main__":
-    print(f"recording a token costs {cost_us():.2f} us")
+    run()

@@ -18,6 +18,10 @@ class Ownership:
         self._loss: Loss | None = None
         self._ending: asyncio.Future[None] | None = None
 
+    @property
+    def is_lost(self) -> bool:
+        return self._loss is not None
+
     def bind(self, generation: Generation) -> None:
         """What runs for the stream from now on; the hold may have been lost before there was anything."""
         self._generation = generation

@@ -111,6 +111,9 @@ class StreamRoutes:
             raise self._gone()
         record, entry = claimed
         await self.supervisor.end(id, taken_over())
+        if ownership.is_lost:  # another reader came later still
+            entry.leave()
+            raise self._gone()
         if record.ending is not None:  # it came to its end meanwhile
             return self._replay(record, record.ending, num_tokens)
         try:

@@ -156,7 +156,9 @@ class Journal(Protocol):
         ...
 
     async def claim(self, id: str, on_lost: Callable[[Loss], None]) -> tuple[StreamRecord, Entry] | None:
-        """Own the stream, whoever did so before: that owner hears `Loss.TAKEN`. None as for `find`.
+        """Own the stream, whoever did so before: that owner hears `Loss.TAKEN`.
+
+        None as for `find`, and when the stream was lost again before this returned; `on_lost` is not called then.
 
         A stream that has ended has no owner. Its record is returned with an entry on which every call does nothing.
         """

@@ -22,7 +22,7 @@ from engine.interface import GenerationRequest
 from engine.journal.encoding import decode_record, decode_request, encode_request
 from engine.journal.records import EXPIRES_IN_S, Entry, Loss, Opening, StreamRecord
 from engine.journal.redis_entry import RedisEntry
-from engine.journal.redis_link import RETRY_S, RedisLink, Unreachable
+from engine.journal.redis_link import RETRY_S, Argument, RedisLink, Unreachable
 from engine.journal.scripts import CANCEL, CHANNEL, READ, WRITE
 
 logger = logging.getLogger("tailrace.journal")
@@ -128,7 +128,7 @@ class RedisJournal:
 
     async def claim(self, id: str, on_lost: Callable[[Loss], None]) -> tuple[StreamRecord, Entry] | None:
         early: list[Loss] = []
-        # The entry is known before Redis is asked: the next claim's word may come before the answer.
+        # The entry is known before Redis is asked: the word of the next claim may come before the answer to this one.
         entry = self._new_entry(id, early.append)
         try:
             reply = await self._link.call(READ, [entry.key], [entry.fence, self._running_ms])
@@ -137,19 +137,20 @@ class RedisJournal:
         except asyncio.CancelledError:
             entry.discard()
             raise
-        record = reply and decode_record(id, reply[0])
-        if record is None:
+        if reply is None:
             entry.discard()
             return None
         document, former, length = reply
+        self._lose(former, Loss.TAKEN)
+        record = decode_record(id, document)
+        if record is None or early:
+            entry.discard()
+            return None
         if record.ending is not None:
             entry.discard()
             return record, entry
-        self._lose(former, Loss.TAKEN)
         entry.adopt(length, len(document), record.opening.can_continue)
         entry.on_lost = on_lost
-        for loss in early:
-            asyncio.get_running_loop().call_soon(on_lost, loss)
         return record, entry
 
     async def cancel(self, id: str) -> bool:
@@ -230,7 +231,7 @@ class RedisJournal:
                 keys.append(entry.key)
                 lines += (b"%b %d %b" % (verb, length, entry.fence), piece)
         try:
-            args = [self._running_ms, self._window_ms, b"\n".join(lines) + b"\n"]
+            args: list[Argument] = [self._running_ms, self._window_ms, b"\n".join(lines) + b"\n"]
             refused = await self._link.call(WRITE, keys, args) if keys else ()
         except Unreachable:
             return  # and the journal is down

@@ -59,7 +59,7 @@ class RedisLink:
             await self._redis.connection_pool.disconnect()
 
     def pubsub(self) -> PubSub:
-        return self._redis.pubsub()  # type: ignore[no-any-return, no-untyped-call]
+        return self._redis.pubsub()
 
     async def call(self, script: Script, keys: Sequence[bytes], args: Sequence[Argument]) -> Any:
         """Run a script by its digest, and by its text where the server does not know it, which is after its start.

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
 
 T = TypeVar("T")
 
@@ -31,3 +33,28 @@ class OffLoop:
 
     def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def render_small_at_once(renderer: Any, with_templates: bool) -> None:
+    """Template and tokenise on the event loop what comes to vLLM's `renderer` there, which is what is small.
+
+    vLLM does both in a thread, one request after the other: two ways there and back, which cost more than the work, and
+    a burst of prompts waits in line. What is prepared in a thread of `OffLoop` goes on to that thread. Without
+    `with_templates`, so do templates, which may come with a request and never end.
+    """
+    loop = asyncio.get_running_loop()
+    renderer._tokenize_prompt_async = _at_once(loop, renderer._tokenize_prompt, renderer._tokenize_prompt_async)
+    if with_templates and isinstance(renderer, HfRenderer):
+        beside = renderer._apply_chat_template_async
+        renderer._apply_chat_template_async = _at_once(loop, safe_apply_chat_template, beside)
+
+
+def _at_once(
+    loop: asyncio.AbstractEventLoop, work: Callable[..., T], beside: Callable[..., Awaitable[T]]
+) -> Callable[..., Awaitable[T]]:
+    async def run(*args: Any, **kwargs: Any) -> T:
+        if asyncio.get_running_loop() is loop:
+            return work(*args, **kwargs)
+        return await beside(*args, **kwargs)
+
+    return run

@@ -49,7 +49,7 @@ from engine.serving import Answer, Json, ModelCard, Plain, RawEvents, Surface
 from engine.vllm.calling import OPENING, CallingLLM, Draft, Opening
 from engine.vllm.drafts import chat_drafter, completion_drafter
 from engine.vllm.errors import explain_validation, from_vllm
-from engine.vllm.off_loop import OffLoop
+from engine.vllm.off_loop import OffLoop, render_small_at_once
 from engine.vllm.source import ReadReasoning
 
 # What vLLM's layer raises when the request is at fault: its own errors, and Python's, which it has not replaced yet.
@@ -80,6 +80,7 @@ class VllmServing:
         """Build vLLM's serving classes; loads the LoRA adapters that the command line names."""
         state = State()
         await init_app_state(CallingLLM(llm), state, args, await llm.get_supported_tasks())
+        render_small_at_once(llm.renderer, with_templates=not args.trust_request_chat_template)
         return cls(llm, args, state, off_loop)
 
     def _take_over(self) -> None:

@@ -44,9 +44,12 @@ class Owner:
         return self
 
     async def claim(self, journal: Journal, id: str) -> "Owner":
+        """Of a stream that is known: None is that somebody else was later."""
         claimed = await journal.claim(id, self.heard.append)
-        assert claimed is not None
-        _, self.entry = claimed
+        if claimed is None:
+            self.heard.append(Loss.TAKEN)
+        else:
+            _, self.entry = claimed
         return self
 
     def write(self, num_tokens: int, text: str = "a") -> None:

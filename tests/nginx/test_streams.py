@@ -125,17 +125,21 @@ def test_a_reader_that_leaves_nginx_leaves_the_engine(
         wait_until(lambda: paced.num_in_flight == 0, 0.5, "the abort")
 
 
+def hasty(configuration: str) -> str:
+    return configuration.replace("proxy_read_timeout 60s", "proxy_read_timeout 10s")
+
+
 def test_silence_longer_than_nginx_waits_ends_no_stream(tmp_path: Path) -> None:
-    """nginx gives up on a pod that says nothing for 60 s; here a sixth of that, of the silence and of what breaks it. All
-    surfaces wait side by side, behind both nginxes."""
+    """nginx gives up on a pod that says nothing for 60 s; here a sixth of that, of the silence and of what breaks it.
+    All surfaces wait side by side, behind both nginxes."""
     assert shipped().count("proxy_read_timeout 60s;") == 1
     patient = BARE.replace("location / {", "proxy_read_timeout 60s;\n    location / {")  # as nginx has it by itself
     with contextlib.ExitStack() as stack:
         settings = HttpSettings(access_log=False, keep_alive_s=HttpSettings().keep_alive_s / 6)
         server = stack.enter_context(running(ScriptedEngine(Script(WORDS[:2], 12, 0.01)), settings))
         proxies = [
-            stack.enter_context(nginx(tmp_path / name, configuration.replace("read_timeout 60s", "read_timeout 10s"), server.port))
-            for name, configuration in (("shipped", shipped()), ("bare", patient))
+            stack.enter_context(nginx(tmp_path / name, configuration, server.port))
+            for name, configuration in (("shipped", hasty(shipped())), ("bare", hasty(patient)))
         ]
         readers = stack.enter_context(concurrent.futures.ThreadPoolExecutor(6))
         asked = [(surface, readers.submit(watch, proxy, surface)) for proxy in proxies for surface in SURFACES]
