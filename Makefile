@@ -85,6 +85,7 @@ lock: install-test  ## make the pinned files anew from requirements/*.in
 	@$(LOCK) --override requirements/data-only.txt --override requirements/cpu-overrides.txt requirements/cpu.in -o requirements/cpu.txt
 	@sed -i "/sys_platform == 'never'/d" requirements.txt requirements/cpu.txt
 	@$(LOCK) requirements/test.in -o requirements/test.txt
+	@$(LOCK) --no-emit-package numpy --no-emit-package pillow --no-emit-package packaging requirements/bench.in -o requirements/bench.txt
 
 clean:  ## remove the virtual environment and caches
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache
