@@ -21,7 +21,7 @@ pytestmark = [needs_redis, needs_nginx]
 
 logger = logging.getLogger("tests")
 
-ROUNDS = int(os.environ.get("CHAOS_ROUNDS", "20"))
+ROUNDS = int(os.environ.get("CHAOS_ROUNDS", "12"))
 SEED = int(os.environ.get("CHAOS_SEED", "1"))
 NUM_READERS = 100
 
