@@ -86,7 +86,7 @@ def build_engine(settings: Settings, instruments: Instruments) -> Engine:
 def build_journal(settings: Settings, instruments: Instruments) -> Journal:
     args = settings.args
     if args.journal is None:
-        return MemoryJournal(time.monotonic, args.resume_window)
+        return MemoryJournal(time.monotonic, args.resume_window, on_unresumed=instruments.unresumable.inc)
     from engine.journal.redis_journal import RedisJournal  # imports redis
 
     return RedisJournal(

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from starlette.types import Receive, Scope
 
-from routes.timer import repeated
+from routes.timer import Repeated
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ class Connection:
                 return None
             return timeout_s / CHECKS_PER_TIMEOUT
 
-        return repeated(check)
+        return Repeated(check)
 
 
 class Progress:

@@ -28,7 +28,7 @@ from routes.delivery import Delivery
 from routes.errors import SSE_HEADERS
 from routes.meter import Meter
 from routes.request_record import RequestRecord, record_of, route_of
-from routes.timer import repeated
+from routes.timer import Repeated
 
 logger = logging.getLogger("tailrace")
 
@@ -93,7 +93,7 @@ class EventStream(EventSourceResponse):
                 self._write(self.keep_alive)
             return interval_s
 
-        return repeated(check) if interval_s > 0 else nullcontext()
+        return Repeated(check) if interval_s > 0 else nullcontext()
 
     def _write(self, block: bytes) -> None:
         """Past ASGI and its middleware, which have had what they wait for: the head."""
@@ -130,6 +130,10 @@ class EventStream(EventSourceResponse):
         return sse.error_event(error)
 
 
+def _nobody() -> None:
+    """Who listens to a generation of which nothing more is wanted."""
+
+
 class DeltaStream(EventStream):
     """A stream of one generation's deltas; its kinds say what a delta is in bytes."""
 
@@ -140,9 +144,8 @@ class DeltaStream(EventStream):
         self._min_interval_s = delivery.min_event_interval_s
         self._is_held_back = False
 
-    def _opening(self) -> bytes:
-        """What goes out at once, before there is a token."""
-        return b""
+    def _begin(self) -> None:
+        """Write what goes out before there is a token."""
 
     def _encode(self, delta: Delta) -> tuple[bytes, bool]:
         """The blocks that tell of `delta`, if it needs any, and whether there is text in them."""
@@ -154,12 +157,14 @@ class DeltaStream(EventStream):
 
     async def _produce(self) -> None:
         self._over = asyncio.get_running_loop().create_future()
-        if opening := self._opening():
-            self._write(opening)
+        self._begin()
         self.generation.listen(self._on_output)
-        with self._connection.listened(self._on_output):
-            self._on_output()
-            await self._over
+        try:
+            with self._connection.listened(self._on_output):
+                self._on_output()
+                await self._over
+        finally:
+            self.generation.listen(_nobody)  # or stream and engine would hold on to each other until a collection
 
     def _on_output(self) -> None:
         """The engine has made something, or the reader has caught up; what is not taken now gathers in the engine."""

@@ -1,24 +1,27 @@
 """Something looked at from time to time while an answer is under way: one timer, and nothing per token."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 
-@contextlib.contextmanager
-def repeated(check: Callable[[], float | None]) -> Iterator[None]:
-    """Call `check` now, and again after as many seconds as it returned; None ends it."""
-    loop = asyncio.get_running_loop()
-    handle: asyncio.TimerHandle | None = None
+class Repeated:
+    """Within its `with`, calls `check` now, and again after as many seconds as it returned; None ends it."""
 
-    def run() -> None:
-        nonlocal handle
-        delay_s = check()
-        handle = loop.call_later(delay_s, run) if delay_s is not None else None
+    __slots__ = ("_check", "_handle", "_loop")
 
-    run()
-    try:
-        yield
-    finally:
-        if handle is not None:
-            handle.cancel()
+    def __init__(self, check: Callable[[], float | None]) -> None:
+        self._check = check
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+
+    def _run(self) -> None:
+        delay_s = self._check()
+        self._handle = self._loop.call_later(delay_s, self._run) if delay_s is not None else None
+
+    def __enter__(self) -> None:
+        self._run()
+
+    def __exit__(self, *_: object) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None

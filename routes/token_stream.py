@@ -17,12 +17,12 @@ from routes.event_stream import DeltaStream
 
 
 class TokenStream(DeltaStream):
-    """Streams `generation`, whose place in the journal is `entry`, after `opening`, which goes out at once."""
+    """Streams `generation`, whose place in the journal is `entry`, after `opening`, which waits for no token."""
 
     def __init__(self, generation: Generation, delivery: Delivery, entry: Entry, opening: bytes) -> None:
         super().__init__(generation, delivery)
         self._entry = entry
-        self._opening_blocks = opening
+        self._opening = opening
         # Of tokens whose text comes with a later one.
         self._waiting_ids: list[int] = []
 
@@ -32,8 +32,12 @@ class TokenStream(DeltaStream):
         finally:
             self._entry.leave()
 
-    def _opening(self) -> bytes:
-        return self._opening_blocks
+    def _begin(self) -> None:
+        self._entry.when_open(self._show_opening)
+
+    def _show_opening(self) -> None:
+        if self._opening and not self.is_over:
+            self._write(self._opening)
 
     def _tell(self, delta: Delta) -> None:
         if not (delta.text or delta.reasoning):
@@ -60,8 +64,6 @@ class TokenStream(DeltaStream):
             finish_reason, generation.num_output_tokens, milliseconds(timing.ttft_s), milliseconds(timing.tpot_s)
         )
         self._entry.end(ending, partial(self._show_end, ending))
-        if finish_reason == CANCELLED:
-            self._show_end(ending)  # a journal by which it was cancelled takes no end of it
 
     def _show_end(self, ending: Ending) -> None:
         if not self.is_over:

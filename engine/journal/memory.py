@@ -172,6 +172,10 @@ class _MemoryEntry:
         self._on_lost = on_lost
         self._is_over = is_over
 
+    def when_open(self, on_open: Callable[[], None]) -> None:
+        if not self._is_over:
+            on_open()
+
     def write(self, passage: Passage, on_written: Callable[[], None]) -> None:
         if self._is_over:
             return

@@ -121,6 +121,10 @@ class Entry(Protocol):
     no more, but its reader is told the rest of it: what is written is confirmed, and at once.
     """
 
+    def when_open(self, on_open: Callable[[], None]) -> None:
+        """Call `on_open` once the stream can be come back to, maybe in place. It counts as a `write` of nothing."""
+        ...
+
     def write(self, passage: Passage, on_written: Callable[[], None]) -> None:
         """Add `passage`, and call `on_written` once that is safe, maybe in place.
 

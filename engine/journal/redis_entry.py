@@ -110,6 +110,15 @@ class RedisEntry:
 
     # The interface.
 
+    def when_open(self, on_open: Callable[[], None]) -> None:
+        if self._is_over:
+            return
+        if self._takes():
+            self._on_written.append(on_open)
+            self._batches.enqueue(self)
+        else:
+            on_open()
+
     def write(self, passage: Passage, on_written: Callable[[], None]) -> None:
         if self._is_over:
             return

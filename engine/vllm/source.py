@@ -134,8 +134,7 @@ class VllmSource:
         vLLM makes two objects of a dozen fields of them, and this is done for every token. Only where nobody asked for
         more of it (logprobs, several choices), and where what is read is a delta, and not vLLM's own output.
         """
-        make, detokenizer = state.make_request_output, state.detokenizer
-        is_first = True
+        detokenizer, is_first = state.detokenizer, True
 
         def make_request_output(
             new_token_ids: list[int],
@@ -145,20 +144,25 @@ class VllmSource:
             **kwargs: Any,
         ) -> RequestOutput | None:
             nonlocal is_first
-            if is_first or finish_reason is not None:
+            if finish_reason is not None:
+                del state.make_request_output  # which holds on to `state`
+                return state.make_request_output(new_token_ids, pooling_output, finish_reason, *args, **kwargs)
+            if is_first:
                 is_first = False
-                return make(new_token_ids, pooling_output, finish_reason, *args, **kwargs)
+                return RequestState.make_request_output(
+                    state, new_token_ids, pooling_output, finish_reason, *args, **kwargs
+                )
             self.put_text(detokenizer.get_next_output_text(False, True), new_token_ids)
             return None
 
         state.make_request_output = make_request_output
 
     def put_text(self, text: str, token_ids: list[int]) -> None:
+        self._text += text
         if self._token_ids:
-            self._text += text
             self._token_ids += token_ids
         else:
-            self._text, self._token_ids = text, token_ids
+            self._token_ids = token_ids
         self._feed.add(self)
 
     def put(self, output: RequestOutput | Exception) -> None:
