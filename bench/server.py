@@ -32,7 +32,7 @@ STOP_LIMIT_S = 30.0
 SETTLE_S = 2.0
 
 # One stream in so many of a peer's may fail. On two cores vLLM's engine processes keep its front ends from running for
-# seconds at a time (see `engine.child_processes.nap_instead_of_yield`); they then close connections that wait for them.
+# seconds at a time (see `engine.vllm.notices.wait_for_notices`); they then close connections that wait for them.
 PEER_FAILURES_IN = 2
 
 # Which file the Rust front end of `vllm serve` is; it comes inside the CUDA wheel, as vllm/vllm-rs.

@@ -19,9 +19,6 @@ CHILD_MAIN = "engine.child_main"
 # Set in the environment of engine processes that have no cores to themselves.
 SHARES_CORES = "TAILRACE_ENGINE_SHARES_CORES"
 
-# A sleep of any length takes the 50 us more that Linux allows itself. Without those, others were kept off as before.
-NAP_S = 1e-6
-
 # How long a child gets between being asked to end and being killed.
 GRACE_S = 3.0
 
@@ -43,15 +40,6 @@ def set_main_of_children(shares_cores: bool) -> None:
 
     if prepare.__name__ != with_own_main.__name__:
         spawn.get_preparation_data = with_own_main
-
-
-def nap_instead_of_yield() -> None:
-    """Call in an engine process whose cores others need too.
-
-    vLLM's processes wait for each other in loops around `sched_yield`. Linux 6.18 was seen to keep a third process off
-    both of two cores for as long as an answer took, 10 s and more, because of them; nobody is kept off by a sleep.
-    """
-    os.sched_yield = lambda: time.sleep(NAP_S)
 
 
 def shield_children_from_ctrl_c() -> None:

@@ -14,7 +14,8 @@ DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TRANSFORMERS_VERBOSITY": "error",
-    "TOKENIZERS_PARALLELISM": "true",
+    # One prompt is one piece of work: handing it to a thread of the tokenizer's costs a wait for that thread.
+    "TOKENIZERS_PARALLELISM": "false",
     # PyTorch's Python side warns that Triton is missing, which on the CPU it should be.
     "TORCH_LOGS": "-all",
     # The C++ side of PyTorch announces its NUMA binding as a warning.

@@ -116,7 +116,7 @@ class Connection:
         """
         if timeout_s <= 0:
             return contextlib.nullcontext()
-        progress = Progress(timeout_s)
+        progress, interval_s = Progress(timeout_s), timeout_s / CHECKS_PER_TIMEOUT
 
         def check() -> float | None:
             if self.lost_s is not None:
@@ -124,9 +124,9 @@ class Connection:
             if progress.is_stalled(time.monotonic(), self.num_bytes_pending(), self.num_bytes_taken()):
                 on_stall()
                 return None
-            return timeout_s / CHECKS_PER_TIMEOUT
+            return interval_s
 
-        return Repeated(check)
+        return Repeated(check, interval_s)
 
 
 class Progress:

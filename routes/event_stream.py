@@ -11,9 +11,9 @@ engine has forgotten the work when the call returns, and the request's record sa
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from sse_starlette import EventSourceResponse
 from starlette.types import Receive, Scope, Send
@@ -33,12 +33,23 @@ from routes.timer import Repeated
 logger = logging.getLogger("tailrace")
 
 
+RawHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+
+def stream_head(headers: Mapping[str, str]) -> RawHeaders:
+    """The headers of a stream that has `headers`, as sse-starlette writes them."""
+    return tuple(EventSourceResponse(iter(()), headers=headers).raw_headers)
+
+
 class EventStream(EventSourceResponse):
     """Sends what `_produce` writes.
 
     `_produce` calls `_on_token_written` after each block with text and `_on_finished` after the last of all; when there
     is an error to tell of, it writes `_failed(error)` last instead.
     """
+
+    # What sse-starlette makes of a stream's headers: once, and not for each stream.
+    head: ClassVar[RawHeaders] = stream_head(SSE_HEADERS)
 
     # What is written when nothing else was for a while. It must mean nothing where a block could begin.
     keep_alive: ClassVar[bytes] = sse.KEEP_ALIVE
@@ -48,8 +59,11 @@ class EventStream(EventSourceResponse):
     _timing: StreamTiming
     _meter: Meter
 
-    def __init__(self, work: Work, delivery: Delivery, headers: Mapping[str, str] = SSE_HEADERS) -> None:
-        super().__init__(iter(()), headers=headers)  # nothing to iterate over: whoever makes the blocks writes them
+    def __init__(self, work: Work, delivery: Delivery) -> None:
+        # Not sse-starlette's own: there is nothing to iterate over, whoever makes the blocks writes them.
+        self.status_code = 200
+        self.raw_headers = list(self.head)
+        self.background = None
         self._work = work
         self._delivery = delivery
         self._last_write_s = 0.0
@@ -93,7 +107,7 @@ class EventStream(EventSourceResponse):
                 self._write(self.keep_alive)
             return interval_s
 
-        return Repeated(check) if interval_s > 0 else nullcontext()
+        return Repeated(check, interval_s) if interval_s > 0 else nullcontext()
 
     def _write(self, block: bytes) -> None:
         """Past ASGI and its middleware, which have had what they wait for: the head."""
@@ -137,8 +151,8 @@ def _nobody() -> None:
 class DeltaStream(EventStream):
     """A stream of one generation's deltas; its kinds say what a delta is in bytes."""
 
-    def __init__(self, generation: Generation, delivery: Delivery, headers: Mapping[str, str] = SSE_HEADERS) -> None:
-        super().__init__(generation, delivery, headers)
+    def __init__(self, generation: Generation, delivery: Delivery) -> None:
+        super().__init__(generation, delivery)
         self.generation = generation
         self._over: asyncio.Future[None] | None = None
         self._min_interval_s = delivery.min_event_interval_s

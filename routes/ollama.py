@@ -18,7 +18,7 @@ from engine.supervisor import Supervisor
 from routes import ollama_words as words
 from routes.delivery import Delivery
 from routes.errors import SSE_HEADERS
-from routes.event_stream import DeltaStream
+from routes.event_stream import DeltaStream, stream_head
 from routes.ollama_words import Lines, Wanted
 from routes.plain_answer import PlainAnswer
 from routes.request_record import record_of
@@ -150,11 +150,13 @@ async def _whole(stream: CommonStream, lines: Lines, clock: Clock) -> Response:
 class LineStream(DeltaStream):
     """One object a line."""
 
+    head = stream_head({**SSE_HEADERS, "Content-Type": NDJSON})
+
     # White space before an object is part of its line, and means nothing. An empty line would be no object.
     keep_alive = b" "
 
     def __init__(self, stream: CommonStream, lines: Lines, clock: Clock, delivery: Delivery) -> None:
-        super().__init__(stream.generation, delivery, {**SSE_HEADERS, "Content-Type": NDJSON})
+        super().__init__(stream.generation, delivery)
         self._stream = stream
         self._lines = lines
         self._clock = clock

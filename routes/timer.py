@@ -5,12 +5,13 @@ from collections.abc import Callable
 
 
 class Repeated:
-    """Within its `with`, calls `check` now, and again after as many seconds as it returned; None ends it."""
+    """Within its `with`, calls `check` after `first_s`, and again after as many seconds as it returned; None ends it."""
 
-    __slots__ = ("_check", "_handle", "_loop")
+    __slots__ = ("_check", "_first_s", "_handle", "_loop")
 
-    def __init__(self, check: Callable[[], float | None]) -> None:
+    def __init__(self, check: Callable[[], float | None], first_s: float) -> None:
         self._check = check
+        self._first_s = first_s
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.TimerHandle | None = None
 
@@ -19,7 +20,7 @@ class Repeated:
         self._handle = self._loop.call_later(delay_s, self._run) if delay_s is not None else None
 
     def __enter__(self) -> None:
-        self._run()
+        self._handle = self._loop.call_later(self._first_s, self._run)
 
     def __exit__(self, *_: object) -> None:
         if self._handle is not None:
