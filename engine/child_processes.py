@@ -4,7 +4,6 @@ import ctypes
 import os
 import signal
 import sys
-import time
 from multiprocessing import resource_tracker, spawn
 from typing import Any
 
