@@ -36,6 +36,7 @@ from routes.delivery import Delivery
 from routes.event_stream import DeltaStream
 from routes.ollama import Clock, LineStream
 from routes.ollama_words import Lines
+from routes.outbox import Outbox
 from routes.request_record import KEY, RequestRecord
 from routes.surface_streams import ChunkStream
 from routes.token_stream import TokenStream
@@ -157,7 +158,7 @@ def played(name: str, num_tokens: int, play: Callable[[Source], T]) -> T:
             "type": "http",
             "state": {KEY: RequestRecord("id", time.perf_counter())},
             "route": SimpleNamespace(path="/"),
-            "extensions": {EXTENSION: Connection(wire)},  # type: ignore[arg-type]  # the part of it that is used
+            "extensions": {EXTENSION: Connection(wire, Outbox())},  # type: ignore[arg-type]  # the part of it that is used
         }
         async with asyncio.timeout(60):
             answering = asyncio.create_task(response(scope, wire.receive, wire.send))

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from starlette.types import Receive, Scope
 
+from routes.outbox import OnWritten, Outbox
 from routes.timer import Repeated
 
 T = TypeVar("T")
@@ -39,15 +40,20 @@ CHECKS_PER_TIMEOUT = 4
 class Connection:
     """One client's connection; `lost_s` is when its close became visible, on the clock of `time.perf_counter`."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, outbox: Outbox) -> None:
         self._transport = transport
+        self._outbox = outbox
         self.lost_s: float | None = None
         # Whether there is a reader, and it keeps up; what is written while it does not would wait in this process.
         # Looked at before every token.
         self.can_take = True
         self._on_room: Callable[[], None] | None = None
+        self.fd = -1
         if sock := self._socket():
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
+            self.fd = sock.fileno()
+        # Of TLS, what the socket gets is the transport's own affair.
+        self._is_plain = self.fd >= 0 and transport.get_extra_info("sslcontext") is None
 
     def mark_lost(self) -> None:
         if self.lost_s is None:
@@ -59,13 +65,31 @@ class Connection:
         if self.can_take and self._on_room is not None:
             self._on_room()
 
-    def write(self, block: bytes) -> None:
+    def write(self, block: bytes, on_written: OnWritten) -> None:
         """Hand `block` to the socket, as one chunk of a body whose head said that it comes in chunks (RFC 9112, 7.1).
 
+        Together with what others write in this turn of the event loop, which has then ended; `on_written` hears when.
         Never waits, and keeps what the socket does not take: look at `can_take` before. Drops it when nobody is there.
         """
-        if self.lost_s is None:
-            self._transport.write(b"%x\r\n%b\r\n" % (len(block), block))
+        if self.lost_s is not None:
+            return
+        chunk = b"%x\r\n%b\r\n" % (len(block), block)
+        if self._is_plain and not self._transport.get_write_buffer_size():
+            self._outbox.put(self, chunk, on_written)
+        else:
+            self._transport.write(chunk)
+            on_written(time.perf_counter())
+
+    def flush(self) -> None:
+        """Write now what was to be written at the end of this turn: before ASGI's `send`, which would overtake it."""
+        self._outbox.flush()
+
+    @property
+    def is_there(self) -> bool:
+        return self.lost_s is None and not self._transport.is_closing()
+
+    def write_now(self, data: bytes) -> None:
+        self._transport.write(data)
 
     @contextlib.contextmanager
     def listened(self, on_room: Callable[[], None]) -> Iterator[None]:

@@ -1,8 +1,8 @@
 """The responses under every stream: what an engine works on, in blocks that its reader can parse.
 
 The path of one token: the engine's step ends in `DeltaStream._on_output`, which looks whether the reader is there,
-takes what was made, encodes it, and hands it to the socket. All streams of a step are served in that one turn of the
-event loop; nothing is awaited on the way, and no task is woken.
+takes what was made, encodes it, and puts it into the outbox. All streams of a step are served in that one turn of the
+event loop; nothing is awaited on the way, and no task is woken. As the turn ends, the kernel gets all of them at once.
 
 Invariant: the response owns its work. However the response ends — finished, failed, left by its reader, cancelled — the
 engine has forgotten the work when the call returns, and the request's record says how it ended.
@@ -44,8 +44,8 @@ def stream_head(headers: Mapping[str, str]) -> RawHeaders:
 class EventStream(EventSourceResponse):
     """Sends what `_produce` writes.
 
-    `_produce` calls `_on_token_written` after each block with text and `_on_finished` after the last of all; when there
-    is an error to tell of, it writes `_failed(error)` last instead.
+    `_produce` writes blocks with text by `_write_token` and calls `_on_finished` after the last of all; when there is
+    an error to tell of, it writes `_failed(error)` last instead.
     """
 
     # What sse-starlette makes of a stream's headers: once, and not for each stream.
@@ -88,6 +88,7 @@ class EventStream(EventSourceResponse):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         with self._kept_alive():
             await self._produce()
+        self._connection.flush()
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _produce(self) -> None:
@@ -111,17 +112,23 @@ class EventStream(EventSourceResponse):
 
     def _write(self, block: bytes) -> None:
         """Past ASGI and its middleware, which have had what they wait for: the head."""
-        self._connection.write(block)
-        self._last_write_s = time.perf_counter()
+        self._connection.write(block, self._on_written)
+
+    def _write_token(self, block: bytes) -> None:
+        """`block` has text."""
+        self._connection.write(block, self._on_token_written)
 
     def _on_stalled(self) -> None:
         """The reader takes nothing; cutting its connection is what ends a write that waits for it."""
         self._record.outcome = "stalled"
         self._connection.cut()
 
-    def _on_token_written(self) -> None:
-        """The block just written has text."""
-        self._meter.on_token_written(self._last_write_s, self._work.num_output_tokens)
+    def _on_written(self, now_s: float) -> None:
+        self._last_write_s = now_s
+
+    def _on_token_written(self, now_s: float) -> None:
+        self._last_write_s = now_s
+        self._meter.on_token_written(now_s, self._work.num_output_tokens)
 
     def _until_next_event_s(self) -> float:
         """How long to wait with the next event; the first is never held back."""
@@ -204,10 +211,10 @@ class DeltaStream(EventStream):
 
     def _tell(self, delta: Delta) -> None:
         block, has_text = self._encode(delta)
-        if block:
-            self._write(block)
         if has_text:
-            self._on_token_written()
+            self._write_token(block)
+        elif block:
+            self._write(block)
 
     def _on_finished(self, outcome: str = "completed") -> None:
         super()._on_finished(outcome)

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import uvicorn
 from prometheus_client import Histogram
@@ -24,6 +25,7 @@ from engine.supervisor import Supervisor
 from metrics.loop_lag import measure_loop_lag
 from routes.connection import EXTENSION, Connection
 from routes.errors import error_body
+from routes.outbox import Outbox
 from routes.parameters import query_too_long
 
 logger = logging.getLogger("tailrace")
@@ -51,6 +53,14 @@ class _Server(uvicorn.Server):
         yield
 
 
+class Config(uvicorn.Config):
+    """uvicorn's settings, and what the connections of a server share."""
+
+    def __init__(self, app: ASGIApp, **options: Any) -> None:
+        super().__init__(app, **options)
+        self.outbox = Outbox()
+
+
 class _Protocol(HttpToolsProtocol):
     """uvicorn's HTTP/1.1, and beside it: the connection in each request's scope, and bounds on address and headers.
 
@@ -59,7 +69,8 @@ class _Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.connection = Connection(transport)
+        assert isinstance(self.config, Config)
+        self.connection = Connection(transport, self.config.outbox)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.connection.mark_lost()
@@ -118,7 +129,7 @@ def bind(config: uvicorn.Config) -> socket.socket:
 
 
 async def serve(
-    config: uvicorn.Config,
+    config: Config,
     sock: socket.socket,
     supervisor: Supervisor,
     shutdown_timeout_s: float,
@@ -147,6 +158,7 @@ async def serve(
     finally:
         server.should_exit = True
         await http
+        config.outbox.close()
     return 1 if supervisor.state is State.DEAD else 0
 
 
@@ -162,9 +174,9 @@ async def _engine_life(supervisor: Supervisor, on_ready: Callable[[], None]) -> 
     await supervisor.watch()
 
 
-def config_for(app: ASGIApp, **options: object) -> uvicorn.Config:
+def config_for(app: ASGIApp, **options: object) -> Config:
     """uvicorn's settings; `options` are the ones that the command line decides."""
-    return uvicorn.Config(
+    return Config(
         app,
         http=_Protocol,
         ws="none",
@@ -174,7 +186,7 @@ def config_for(app: ASGIApp, **options: object) -> uvicorn.Config:
         server_header=False,
         timeout_keep_alive=IDLE_TIMEOUT_S,
         timeout_graceful_shutdown=CLOSE_TIMEOUT_S,
-        **options,  # type: ignore[arg-type]
+        **options,
     )
 
 

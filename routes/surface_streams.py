@@ -65,12 +65,12 @@ class RawStream(EventStream):
                     await self._connection.wait_for_room()
                     if self._call.failure is not None:  # which vLLM's layer tells of in its own words
                         break
-                    self._write(block.encode())
+                    has_text = carries_text(block)
+                    (self._write_token if has_text else self._write)(block.encode())
                     self._num_blocks += 1
-                    if carries_text(block):
-                        self._on_token_written()
-                        if self._delivery.min_event_interval_s:
-                            await asyncio.sleep(self._until_next_event_s())
+                    if has_text and self._delivery.min_event_interval_s:
+                        self._connection.flush()  # the time of this token counts
+                        await asyncio.sleep(self._until_next_event_s())
             if self._call.failure is not None:
                 raise self._call.failure
         except Exception as error:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class Repeated:
-    """Within its `with`, calls `check` after `first_s`, then again after as many seconds as it returned; None ends it."""
+    """Within its `with`, calls `check` after `first_s`, and again after what it returned, in seconds; None ends it."""
 
     __slots__ = ("_check", "_first_s", "_handle", "_loop")
 

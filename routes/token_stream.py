@@ -23,6 +23,7 @@ class TokenStream(DeltaStream):
         super().__init__(generation, delivery)
         self._entry = entry
         self._opening = opening
+        self._num_shown = 0
         # Of tokens whose text comes with a later one.
         self._waiting_ids: list[int] = []
 
@@ -55,10 +56,15 @@ class TokenStream(DeltaStream):
     def _show(self, block: bytes, num_tokens: int) -> None:
         """The journal has it; now its reader may."""
         if not self.is_over:
-            self._write(block)
-            self._meter.on_token_written(self._last_write_s, num_tokens)
+            self._num_shown = num_tokens
+            self._write_token(block)
+
+    def _on_token_written(self, now_s: float) -> None:
+        self._last_write_s = now_s
+        self._meter.on_token_written(now_s, self._num_shown)
 
     def _finish(self, finish_reason: str) -> None:
+        self._connection.flush()  # the last token's time is told
         generation, timing = self.generation, self._timing
         ending = Ending(
             finish_reason, generation.num_output_tokens, milliseconds(timing.ttft_s), milliseconds(timing.tpot_s)

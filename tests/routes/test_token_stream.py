@@ -21,6 +21,7 @@ from engine.supervisor import Supervisor
 from metrics.instruments import Instruments
 from routes.connection import EXTENSION, Connection
 from routes.delivery import Delivery
+from routes.outbox import Outbox
 from routes.request_record import KEY, RequestRecord
 from routes.sse import start_event
 from routes.token_stream import TokenStream
@@ -41,7 +42,7 @@ class Reader:
     writes: list[tuple[float, bytes]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.connection = Connection(self)  # type: ignore[arg-type]  # the part of a transport that it uses
+        self.connection = Connection(self, Outbox())  # type: ignore[arg-type]  # the part of a transport that it uses
 
     def leave(self) -> None:
         self.connection.mark_lost()
