@@ -2,9 +2,10 @@
 
     python -m bench.client --port 8000 --surface chat --streams 64 --requests 512
 
-Each of `--streams` connections asks, reads its stream to the end, and asks again, until `--requests` were asked. It is
-one thread around `epoll`, because it shares the machine with what it measures; it takes the bytes apart no further than
-it must. Prints one JSON object, a `Summary`.
+Each of `--streams` connections asks, reads its stream to the end, and asks again, until `--requests` were asked. With
+`--per-second` they are asked so many a second, at even distances, whenever a connection is free: a steady load, where
+a closed loop of streams that are all as long asks in waves. It is one thread around `epoll`, because it shares the
+machine with what it measures; it takes the bytes apart no further than it must. Prints one JSON object, a `Summary`.
 
 Invariant: what is counted is whole. A stream that is refused, is cut, tells of an error or has another number of tokens
 than was asked for ends the run with exit code 1 and a line that says so; `--may-fail` allows for some, which are asked
@@ -200,9 +201,17 @@ class Load:
     """What is asked of the server on `port`, and what was seen."""
 
     def __init__(
-        self, port: int, surface: Surface, num_requests: int, num_tokens: int, seed: int, may_fail: int = 0
+        self,
+        port: int,
+        surface: Surface,
+        num_requests: int,
+        num_tokens: int,
+        seed: int,
+        may_fail: int = 0,
+        per_second: float = 0.0,
     ) -> None:
         self._port = port
+        self._distance_s = 1 / per_second if per_second > 0 else 0.0
         self._may_fail = may_fail
         self._num_failed = 0
         self._surface = surface
@@ -266,12 +275,20 @@ class Load:
 
     def _exchange(self, streams: dict[int, Stream], poll: select.epoll) -> None:
         """Ask on every stream, and again where one has ended, until all is asked and answered."""
-        waiting = self._requests[::-1]
-        for stream in streams.values():
-            stream.ask(waiting.pop())
+        waiting, free = self._requests[::-1], list(streams.values())
+        next_s = time.perf_counter()
         while streams:
-            ready = poll.poll(SILENCE_LIMIT_S)
-            if not ready:
+            while waiting and free and (wait_s := next_s - time.perf_counter()) <= 0:
+                free.pop().ask(waiting.pop())
+                next_s += self._distance_s
+            if not waiting:
+                for stream in free:
+                    del streams[stream.sock.fileno()]
+                    stream.sock.close()
+                free.clear()
+            may_ask = bool(waiting and free)
+            ready = poll.poll(wait_s if may_ask else SILENCE_LIMIT_S)
+            if not ready and not may_ask:
                 raise Failed(f"{len(streams)} streams were silent for {SILENCE_LIMIT_S:g} s")
             for number, _ in ready:
                 stream = streams[number]
@@ -289,7 +306,7 @@ class Load:
                     stream.sock.close()
                     del streams[number]
                 if waiting:
-                    (self._connect(streams, poll) if has_failed else stream).ask(waiting.pop())
+                    free.append(self._connect(streams, poll) if has_failed else stream)
 
     def _read(self, stream: Stream) -> bool:
         """Take what has come; whether the stream has ended."""
@@ -333,10 +350,12 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--requests", type=int, default=512, help="as many as --streams: a burst")
     parser.add_argument("--tokens", type=int, default=128, help="of each stream")
+    parser.add_argument("--per-second", type=float, default=0, help="requests, at even distances; 0 for a closed loop")
     parser.add_argument("--may-fail", type=int, default=0, help="as many streams, which are asked for again")
     parser.add_argument("--seed", type=int, default=0, help="another seed, other prompts")
     args = parser.parse_args()
-    load = Load(args.port, SURFACES[args.surface], args.requests, args.tokens, args.seed, args.may_fail)
+    surface = SURFACES[args.surface]
+    load = Load(args.port, surface, args.requests, args.tokens, args.seed, args.may_fail, args.per_second)
     try:
         print(json.dumps(asdict(load.run(args.streams))))
     except (Failed, OSError) as error:

@@ -8,12 +8,14 @@ Every target serves the same tiny model on the same engine, greedy, 128 tokens a
 processes left out, by output tokens. It moves less with the machine's load than a throughput does; still, only ratios
 within one run mean something. Noise only adds: the cost given is the least of all drives, the rest are medians.
 
-Each round starts every target in turn, drives it twice, and then asks as many questions as there are streams, at once.
+Each round starts every target in turn, and drives it twice; then it asks as many questions as there are streams, at
+once; then one after the other, at three quarters of the rate that the drives had: a steady load.
 """
 
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -22,13 +24,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import table
-from bench.client import SURFACES
-from bench.server import ENVIRONMENT, ROOT, Server, buckets, quantile, running, targets, the_tiny_model, why_not
+from bench.client import percentile
+from bench.server import ENVIRONMENT, ROOT, Server, running, targets, the_tiny_model, why_not
 from bench.table import Figure
 
 NAMES = ("raw", "chat", "stream", "vllm", "vllm-rust")
 NUM_TOKENS = 128
 DRIVES_PER_START = 2
+STEADY_SHARE = 0.75
 
 # What is measured: the heading of its column, its name and its unit in the table of all, and how many of its own make
 # one of these.
@@ -42,8 +45,9 @@ MEASURES = {
     "TPOT p50": ("TPOT p50", "ms", 1e3),
     "ITL p99": ("ITL p99", "ms", 1e3),
     "burst": ("last first token of a burst", "ms", 1e3),
-    "own TTFT p50": ("TTFT p50 by the server's clock", "ms", 1e3),
-    "own TTFT p99": ("TTFT p99 by the server's clock", "ms", 1e3),
+    "steady TTFT p50": ("TTFT p50 at steady load", "ms", 1e3),
+    "own steady TTFT p50": ("the same by the server's clock", "ms", 1e3),
+    "own steady TTFT p99": ("TTFT p99 at steady load by the server's clock", "ms", 1e3),
 }
 
 Measured = dict[str, float]
@@ -69,11 +73,10 @@ def measure_raw(num_streams: int, num_requests: int) -> list[Measured]:
 
 
 def measure_server(server: Server, num_streams: int, num_requests: int, seed: int) -> list[Measured]:
-    """One start's drives; the last of them also has what the burst showed."""
+    """One start's drives; the last of them also has what the burst and the steady load showed."""
     server.drive(8, 16, NUM_TOKENS, seed)
     measured = []
     for drive in range(DRIVES_PER_START):
-        clocks = own_ttft(server)
         seen, cpu_s = server.drive(num_streams, num_requests, NUM_TOKENS, seed + 1 + drive)
         measured.append(
             {
@@ -86,20 +89,21 @@ def measure_server(server: Server, num_streams: int, num_requests: int, seed: in
                 "ITL p99": seen.itl_p99_s,
             }
         )
-        if clocks:
-            after = own_ttft(server)
-            measured[-1] |= {f"own TTFT p{percent}": quantile(clocks, after, percent / 100) for percent in (50, 99)}
-    burst, _ = server.drive(num_streams, num_streams, NUM_TOKENS, seed + 1 + DRIVES_PER_START)
+    seed += 1 + DRIVES_PER_START
+    burst, _ = server.drive(num_streams, num_streams, NUM_TOKENS, seed)
     measured[-1]["burst"] = burst.last_first_token_s
+    per_second = STEADY_SHARE * statistics.median(drive[RATE] for drive in measured) / NUM_TOKENS
+    num_before = len(own_ttft(server))
+    steady, _ = server.drive(num_streams, num_requests, NUM_TOKENS, seed + 1, per_second)
+    measured[-1]["steady TTFT p50"] = steady.ttft_p50_s
+    if own := own_ttft(server)[num_before:]:
+        measured[-1] |= {f"own steady TTFT p{percent}": percentile(own, percent) for percent in (50, 99)}
     return measured
 
 
-def own_ttft(server: Server) -> dict[float, float]:
-    """Tailrace's own histogram; empty for the others, whose clocks stop elsewhere."""
-    if not server.target.is_ours:
-        return {}
-    path = SURFACES[server.target.surface].path
-    return buckets(server.metrics(), "tailrace_time_to_first_token_seconds", path)
+def own_ttft(server: Server) -> list[float]:
+    """Of every request so far, as Tailrace's log has it, in seconds; the others log none."""
+    return [float(found) / 1e3 for found in re.findall(r" ttft_ms=([\d.]+)", server.log.read_text())]
 
 
 def measure(names: Sequence[str], rounds: int, num_streams: int, num_requests: int) -> dict[str, Measured]:
@@ -153,7 +157,7 @@ def run(names: Sequence[str] = NAMES, rounds: int = 3, num_streams: int = 64, nu
         print(reason)
     measured = measure([name for name in names if why_not(name) is None], rounds, num_streams, num_requests)
     load = f"{num_streams} streams, {num_requests} requests of {NUM_TOKENS} tokens, {rounds} rounds"
-    print(f"{load}: least cost, medians of the rest; 'own' is the server's own histogram\n{report(measured)}")
+    print(f"{load}: least cost, medians of the rest; 'own' is by the server's own clock\n{report(measured)}")
     return figures(measured)
 
 

@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import re
 import resource
 import signal
 import socket
@@ -113,13 +112,16 @@ class Server:
     target: Target
     process: subprocess.Popen[bytes]
     port: int
+    log: Path
     pid: int = 0
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def drive(self, num_streams: int, num_requests: int, num_tokens: int = 128, seed: int = 0) -> tuple[Summary, float]:
+    def drive(
+        self, num_streams: int, num_requests: int, num_tokens: int = 128, seed: int = 0, per_second: float = 0.0
+    ) -> tuple[Summary, float]:
         """Let the client loose: what it saw, and how much CPU time the front end took for it, in seconds.
 
         Exits with the client's complaint when a stream was not what it must be; a peer is allowed a few of those.
@@ -137,6 +139,8 @@ class Server:
             num_tokens,
             "--seed",
             seed,
+            "--per-second",
+            per_second,
         ]
         before_s = cpu_s(self.pid)
         done = subprocess.run([str(part) for part in command], cwd=ROOT, capture_output=True, text=True)
@@ -147,10 +151,6 @@ class Server:
         if seen.num_failed:
             print(f"  {self.target.name}: {seen.num_failed} streams were cut, and asked for again", file=sys.stderr)
         return seen, taken_s
-
-    def metrics(self) -> str:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=30) as response:
-            return str(response.read().decode())
 
     def rss_bytes(self) -> int:
         return int(psutil.Process(self.pid).memory_info().rss)
@@ -171,7 +171,7 @@ def running(target: Target, log: Path | None = None) -> Iterator[Server]:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    server = Server(target, process, port)
+    server = Server(target, process, port, log)
     try:
         wait_ready(process, port, target.ready_path, log)
         server.pid = _front_end(process.pid) if target.name == "vllm-rust" else process.pid
@@ -236,26 +236,3 @@ def allow_open_files() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return most
-
-
-def buckets(metrics: str, name: str, route: str) -> dict[float, float]:
-    """The cumulative buckets of one histogram of `/metrics`, summed over what else tells its series apart."""
-    counts: dict[float, float] = {}
-    for labels, value in re.findall(rf"^{name}_bucket{{(.*)}} (\S+)$", metrics, re.MULTILINE):
-        if f'route="{route}"' in labels:
-            bound = float(re.search(r'le="([^"]+)"', labels)[1])  # type: ignore[index]
-            counts[bound] = counts.get(bound, 0.0) + float(value)
-    return counts
-
-
-def quantile(before: Mapping[float, float], after: Mapping[float, float], share: float) -> float:
-    """As PromQL's `histogram_quantile`, over what was observed between two looks: linear within a bucket."""
-    bounds = sorted(after)
-    counts = [after[bound] - before.get(bound, 0.0) for bound in bounds]
-    rank = share * counts[-1] if counts else 0.0
-    low, below = 0.0, 0.0
-    for bound, count in zip(bounds, counts, strict=True):
-        if count >= rank and count > below:
-            return low if bound == float("inf") else low + (bound - low) * (rank - below) / (count - below)
-        low, below = bound, count
-    return 0.0

@@ -3,7 +3,8 @@
     python -m bench.token_path            prints the counts, the baseline, and microseconds
     python -m bench.token_path --write    makes the counts the new baseline, for this minor version of Python
 
-The real responses run over a source and a transport that do nothing; what those two do is not counted. A count of
+The real responses run over a source that does nothing, and write to sockets that nobody reads from; the time has the
+kernel in it, the counts have not. Each step of the engine has a token for `STREAMS` streams. A count of
 executed instructions and of calls into C is the same on every machine and at every load, so that a test can hold it to
 a bound (`tests/bench/test_token_path.py`). Another minor version of Python compiles to other instructions: each has its
 own baseline.
@@ -13,9 +14,10 @@ import argparse
 import asyncio
 import gc
 import json
+import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -46,10 +48,14 @@ T = TypeVar("T")
 BASELINE = Path(__file__).with_suffix(".json")
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 
+# In each step of the engine.
+STREAMS = 8
+
+TOKEN = " word"
 WARM_TOKENS = 20
 COUNTED_TOKENS = 200
-TIMED_TOKENS = 20_000
-TIMED_RUNS = 5
+TIMED_TOKENS = 200
+TIMED_RUNS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +89,7 @@ class Source:
         """The end of an engine's step: the path begins here."""
         assert self.on_output is not None
         self._num_tokens += 1
-        self._delta = Delta(" word", (self._num_tokens,), finish_reason)
+        self._delta = Delta(TOKEN, (self._num_tokens,), finish_reason)
         self.on_output()
 
     def take_rest(self) -> int:
@@ -94,19 +100,30 @@ class Source:
 
 
 class Wire:
-    """A client that reads everything at once; the path ends in `write`."""
+    """A connection over the loopback, whose reader looks at the end what has come."""
 
-    def __init__(self) -> None:
-        self.num_writes = 0
+    def __init__(self, listener: socket.socket) -> None:
+        self._reader = socket.create_connection(listener.getsockname())
+        self._socket, _ = listener.accept()
+        self._socket.setblocking(False)
 
     def write(self, chunk: bytes) -> None:
-        self.num_writes += 1
+        self._socket.sendall(chunk)
 
-    def get_extra_info(self, name: str) -> None:
-        return None
+    def get_extra_info(self, name: str) -> socket.socket | None:
+        return self._socket if name == "socket" else None
+
+    def is_closing(self) -> bool:
+        return False
 
     def get_write_buffer_size(self) -> int:
         return 0
+
+    def close(self) -> bytes:
+        """All that the reader got."""
+        self._socket.close()
+        with self._reader, self._reader.makefile("rb") as everything:
+            return everything.read()
 
     async def receive(self) -> Message:
         await asyncio.get_running_loop().create_future()
@@ -147,28 +164,48 @@ def _ollama(generation: Generation, delivery: Delivery) -> DeltaStream:
 PATHS: dict[str, Callable[[Generation, Delivery], DeltaStream]] = {"chat": _chat, "stream": _stream, "ollama": _ollama}
 
 
-def played(name: str, num_tokens: int, play: Callable[[Source], T]) -> T:
-    """What `play` returns, called while a stream of that kind is open; it makes `num_tokens` tokens."""
+class Step:
+    """What an engine's step sets off: a token for each stream, and the end of the event loop's turn."""
+
+    def __init__(self, sources: Sequence[Source], outbox: Outbox) -> None:
+        self._sources = sources
+        self._outbox = outbox
+
+    def make(self, finish_reason: str | None = None) -> None:
+        for source in self._sources:
+            source.make(finish_reason)
+        self._outbox.flush()
+
+
+def played(name: str, num_tokens: int, play: Callable[[Step], T]) -> T:
+    """What `play` returns, called with `STREAMS` streams of that kind open; it makes `num_tokens` tokens for each."""
 
     async def run() -> T:
-        source, wire = Source(), Wire()
-        generation = Generation("id", "model", source, on_close=lambda generation: None)
-        response = PATHS[name](generation, Delivery(Instruments(CollectorRegistry()), 15.0, 30.0, 1 << 20))
-        scope = {
-            "type": "http",
-            "state": {KEY: RequestRecord("id", time.perf_counter())},
-            "route": SimpleNamespace(path="/"),
-            "extensions": {EXTENSION: Connection(wire, Outbox())},  # type: ignore[arg-type]  # the part of it that is used
-        }
+        outbox, delivery = Outbox(), Delivery(Instruments(CollectorRegistry()), 15.0, 30.0, 1 << 20)
+        sources = [Source() for _ in range(STREAMS)]
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            wires = [Wire(listener) for _ in sources]
+        answering = []
+        for index, (source, wire) in enumerate(zip(sources, wires, strict=True)):
+            generation = Generation(f"id{index}", "model", source, on_close=lambda generation: None)
+            scope = {
+                "type": "http",
+                "state": {KEY: RequestRecord("id", time.perf_counter())},
+                "route": SimpleNamespace(path="/"),
+                "extensions": {EXTENSION: Connection(wire, outbox)},  # type: ignore[arg-type]  # the part that is used
+            }
+            answer = PATHS[name](generation, delivery)(scope, wire.receive, wire.send)
+            answering.append(asyncio.create_task(answer))
+        step = Step(sources, outbox)
         async with asyncio.timeout(60):
-            answering = asyncio.create_task(response(scope, wire.receive, wire.send))
-            while source.on_output is None and not answering.done():  # noqa: ASYNC110  # a few turns of the loop
+            while not all(source.on_output for source in sources):  # noqa: ASYNC110  # a few turns of the loop
                 await asyncio.sleep(0)
-            before = wire.num_writes
-            result = play(source)
-            assert wire.num_writes - before == num_tokens, "every token is written, in its own turn"
-            source.make("stop")
-            await answering
+            result = play(step)
+            step.make("stop")
+            await asyncio.gather(*answering)
+        outbox.close()
+        got = [wire.close().count(TOKEN.encode()) for wire in wires]
+        assert got == [num_tokens + 1] * STREAMS, "every token is written"
         return result
 
     return asyncio.run(run())
@@ -177,14 +214,14 @@ def played(name: str, num_tokens: int, play: Callable[[Source], T]) -> T:
 def count(name: str) -> Count:
     """The same number at each call, on one minor version of Python."""
 
-    def make(source: Source, num_tokens: int) -> None:
+    def make(step: Step, num_tokens: int) -> None:
         for _ in range(num_tokens):
-            source.make()
+            step.make()
 
-    def play(source: Source) -> Count:
-        make(source, WARM_TOKENS)
-        totals = _counted(lambda: make(source, COUNTED_TOKENS))
-        return Count(*(total / COUNTED_TOKENS for total in totals))
+    def play(step: Step) -> Count:
+        make(step, WARM_TOKENS)
+        totals = _counted(lambda: make(step, COUNTED_TOKENS))
+        return Count(*(round(total / COUNTED_TOKENS / STREAMS, 1) for total in totals))
 
     return played(name, WARM_TOKENS + COUNTED_TOKENS, play)
 
@@ -224,11 +261,11 @@ def _counted(work: Callable[[], None]) -> tuple[int, int]:
 def microseconds(name: str) -> float:
     """Of one token, on this machine, now: the least of several runs."""
 
-    def play(source: Source) -> float:
+    def play(step: Step) -> float:
         started_s = time.perf_counter()
         for _ in range(TIMED_TOKENS):
-            source.make()
-        return (time.perf_counter() - started_s) / TIMED_TOKENS * 1e6
+            step.make()
+        return (time.perf_counter() - started_s) / TIMED_TOKENS / STREAMS * 1e6
 
     return min(played(name, TIMED_TOKENS, play) for _ in range(TIMED_RUNS))
 

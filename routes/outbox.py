@@ -7,7 +7,7 @@ each wakes its reader: where that shares the machine, the kernel lets it run the
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from routes.native_aio import NativeAio
@@ -48,24 +48,29 @@ class Outbox:
 
     def flush(self) -> None:
         """Write what is there now. What was for somebody who has left is dropped."""
-        if not self._entries:
-            return
         entries, self._entries = self._entries, {}
-        there = [addressee for addressee in entries if addressee.is_there]
-        blocks = [entries[addressee][0] for addressee in there]
-        if self._aio is not None and len(there) > 1:
-            taken = self._aio.write([addressee.fd for addressee in there], blocks)
-        else:
-            taken = [0] * len(there)
-        for addressee, block, num_bytes in zip(there, blocks, taken, strict=True):
-            if num_bytes < len(block):
-                addressee.write_now(block[num_bytes:])
-        now_s = time.perf_counter()
-        for addressee in there:
-            entries[addressee][1](now_s)
+        if self._aio is not None and len(entries) > 1:
+            _write_together(entries, self._aio)
+            return
+        for addressee, (block, on_written) in entries.items():
+            if addressee.is_there:
+                addressee.write_now(block)
+                on_written(time.perf_counter())
 
     def close(self) -> None:
         """After the last write."""
         if self._aio is not None:
             self._aio.close()
             self._aio = None
+
+
+def _write_together(entries: Mapping[Addressee, tuple[bytes, OnWritten]], aio: NativeAio) -> None:
+    there = [addressee for addressee in entries if addressee.is_there]
+    blocks = [entries[addressee][0] for addressee in there]
+    taken = aio.write([addressee.fd for addressee in there], blocks)
+    for addressee, block, num_bytes in zip(there, blocks, taken, strict=True):
+        if num_bytes < len(block):
+            addressee.write_now(block[num_bytes:])
+    now_s = time.perf_counter()
+    for addressee in there:
+        entries[addressee][1](now_s)

@@ -67,6 +67,15 @@ def test_a_load_is_read_to_its_end(surface: str) -> None:
         assert server.num_in_flight == 0
 
 
+def test_a_steady_load_asks_at_even_distances_while_a_connection_is_free() -> None:
+    with running(ScriptedEngine(Script([" a"] * 20, 0.01, 0.002), "tiny")) as server:
+        steady = Load(server.port, SURFACES["chat"], 12, 20, seed=0, per_second=25).run(num_streams=8)
+        assert 11 / 25 <= steady.seconds < 11 / 25 + 0.5
+        assert (steady.num_requests, steady.num_tokens) == (12, 240)
+        busy = Load(server.port, SURFACES["chat"], 12, 20, seed=0, per_second=10_000).run(num_streams=1)
+        assert busy.seconds >= 12 * busy.tpot_p50_s * 19
+
+
 @pytest.mark.parametrize(
     ("script", "complaint"),
     [

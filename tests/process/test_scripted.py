@@ -3,11 +3,19 @@
 import json
 import signal
 import socket
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import httpx
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
+from engine.scripted import DEFAULT_TEXT, split_words
 from tests.event_source import done, joined_text, parse
 from tests.process.program import serving, started
 from tests.server import wait_until
@@ -34,6 +42,40 @@ def test_it_says_a_script_at_the_pace_that_was_asked_for(tmp_path: Path) -> None
         assert events[0].json["model"] == "mine"
         assert done(events)["timing"]["ttft_ms"] == pytest.approx(100, abs=40)
         assert done(events)["timing"]["tpot_ms"] == pytest.approx(50, abs=20)
+
+
+def test_over_tls_and_over_a_unix_socket_streams_are_whole(tmp_path: Path) -> None:
+    """Neither has a socket that may be written past its transport."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = datetime.now(tz=UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number(), now, now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem, private = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    (tmp_path / "certificate").write_bytes(certificate.public_bytes(pem))
+    (tmp_path / "key").write_bytes(key.private_bytes(pem, private, serialization.NoEncryption()))
+    trust = ssl.create_default_context(cafile=tmp_path / "certificate")
+    unix = httpx.HTTPTransport(uds=str(tmp_path / "socket"))
+    for flags, origin, options in (
+        (
+            ("--ssl-keyfile", str(tmp_path / "key"), "--ssl-certfile", str(tmp_path / "certificate")),
+            "https://localhost:{port}",
+            {"verify": trust},
+        ),
+        (("--uds", str(tmp_path / "socket")), "http://localhost", {"transport": unix}),
+    ):
+        with serving(*SCRIPTED, "--scripted-itl-ms", "2", *flags) as program:
+            wait_until(lambda: "is ready" in program.text, 20)
+            with httpx.Client(base_url=origin.format(port=program.port), **options) as client:
+                with ThreadPoolExecutor(8) as pool:
+                    answers = list(pool.map(client.get, ["/v1/stream?prompt=x&max_tokens=30"] * 8))
+            for answer in answers:
+                events = parse(answer.content)
+                assert joined_text(events) == "".join(split_words(DEFAULT_TEXT)[:30])
+                assert done(events)["usage"]["completion_tokens"] == 30
 
 
 def test_the_counter_of_made_tokens_stands_still_when_the_reader_leaves() -> None:
