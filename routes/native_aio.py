@@ -54,7 +54,7 @@ class NativeAio:
             IOCB.pack_into(self._iocbs, index * IOCB.size, index, 0, 0, IOCB_CMD_PWRITE, 0, 0, 0, 0, 0, 0, 0, 0)
         first = ctypes.addressof(self._iocbs)
         self._pointers = (ctypes.c_void_p * CAPACITY)(*(first + index * IOCB.size for index in range(CAPACITY)))
-        self._events = (ctypes.c_char * (CAPACITY * EVENT.size))()
+        self._events = ctypes.create_string_buffer(CAPACITY * EVENT.size)
         context = ctypes.c_ulong(0)
         if self._call(numbers.io_setup, ctypes.c_long(CAPACITY), ctypes.byref(context)) != 0:
             number = ctypes.get_errno()
@@ -87,7 +87,7 @@ class NativeAio:
         if num_done > 0:
             count = ctypes.c_long(num_done)
             self._call(self._numbers.io_getevents, self._context, count, count, self._events, None)
-            for position, _, num_bytes, _ in EVENT.iter_unpack(self._events[: num_done * EVENT.size]):
+            for position, _, num_bytes, _ in EVENT.iter_unpack(self._events.raw[: num_done * EVENT.size]):
                 taken[position] = max(num_bytes, 0)
         return taken
 
