@@ -14,8 +14,7 @@ DEFAULTS = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TRANSFORMERS_VERBOSITY": "error",
-    # One prompt is one piece of work: handing it to a thread of the tokenizer's costs a wait for that thread.
-    "TOKENIZERS_PARALLELISM": "false",
+    "TOKENIZERS_PARALLELISM": "true",
     # PyTorch's Python side warns that Triton is missing, which on the CPU it should be.
     "TORCH_LOGS": "-all",
     # The C++ side of PyTorch announces its NUMA binding as a warning.
