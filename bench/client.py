@@ -177,9 +177,10 @@ class Stream:
     def __init__(self, sock: socket.socket, surface: Surface) -> None:
         self.sock = sock
         self._surface = surface
+        self.is_asking = False
 
     def ask(self, request: bytes) -> None:
-        self.request = request
+        self.request, self.is_asking = request, True
         self.body, self.events = Body(), Events(self._surface)
         self.first_s: float | None = None
         self.last_s = 0.0
@@ -292,6 +293,12 @@ class Load:
                 raise Failed(f"{len(streams)} streams were silent for {SILENCE_LIMIT_S:g} s")
             for number, _ in ready:
                 stream = streams[number]
+                if not stream.is_asking:  # a server may close what has been idle
+                    free.remove(stream)
+                    stream.sock.close()
+                    del streams[number]
+                    free.append(self._connect(streams, poll))
+                    continue
                 try:
                     if not self._read(stream):
                         continue
@@ -324,6 +331,7 @@ class Load:
         if not stream.body.has_ended:
             return False
         stream.check_whole(self._num_tokens)
+        stream.is_asking = False
         self._note(stream, now_s)
         return True
 

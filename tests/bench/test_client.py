@@ -107,6 +107,27 @@ def test_a_stream_that_may_fail_is_asked_for_again() -> None:
     assert (seen.num_failed, seen.num_requests, seen.num_events) == (1, 1, 2)
 
 
+def test_a_connection_that_the_server_closes_while_it_is_idle_is_made_anew() -> None:
+    whole = response(CHAT)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            idle, _ = listener.accept()
+            busy, _ = listener.accept()
+            idle.close()
+            again, _ = listener.accept()
+            for connection in (busy, again):
+                with connection:
+                    connection.recv(65536)
+                    connection.sendall(whole)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        seen = Load(listener.getsockname()[1], SURFACES["chat"], 2, 2, seed=0, per_second=2).run(num_streams=2)
+        thread.join(5)
+    assert (seen.num_failed, seen.num_requests) == (0, 2)
+
+
 def test_a_request_that_is_refused_fails() -> None:
     with running(ScriptedEngine(Script([" a"] * 20, 0, 0, die_after=5), "tiny")) as server:
         surface = dataclasses.replace(SURFACES["stream"], path="/v1/nowhere")
