@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 
 from bench import table
-from bench.server import SERVER_FLAGS, running, tailrace, the_tiny_model
+from bench.server import ENGINE_FLAGS, running, tailrace, the_tiny_model
 from bench.table import Figure
 from settings import OWN_FLAGS
 
@@ -25,7 +25,7 @@ def run(intervals_ms: Sequence[int] = INTERVALS_MS, num_streams: int = 64, num_r
         return []
     rows, lines = [], []
     for interval_ms in intervals_ms:
-        flags = ("--model", str(the_tiny_model()), *SERVER_FLAGS, f"--{FLAG}", str(interval_ms))
+        flags = ("--model", str(the_tiny_model()), *ENGINE_FLAGS, f"--{FLAG}", str(interval_ms))
         with running(tailrace("interval", *flags)) as server:
             server.drive(8, 16)
             drives = [server.drive(num_streams, num_requests, seed=seed) for seed in range(1, DRIVES + 1)]

@@ -39,7 +39,9 @@ RUST_FRONT_END = "VLLM_RUST_FRONTEND_PATH"
 
 # Eager, as on the CPU the compiler takes longer than the whole measurement; as many sequences as the largest load has.
 ENGINE_FLAGS = ("--served-model-name", MODEL, "--enforce-eager", "--max-model-len", "2048", "--max-num-seqs", "256")
-SERVER_FLAGS = (*ENGINE_FLAGS, "--disable-uvicorn-access-log")
+
+# For the peer that would log each request by uvicorn; ours has its line for each.
+NO_LOG = "--disable-uvicorn-access-log"
 
 ENVIRONMENT = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -78,8 +80,8 @@ def tailrace(name: str, *flags: str, surface: str = "chat") -> Target:
 def targets() -> dict[str, Target]:
     """The servers of the tiny model, by name."""
     model = str(the_tiny_model())
-    ours = ("--model", model, *SERVER_FLAGS)
-    theirs = ("-m", "vllm.entrypoints.openai.api_server", "--model", model, *SERVER_FLAGS)
+    ours = ("--model", model, *ENGINE_FLAGS)
+    theirs = ("-m", "vllm.entrypoints.openai.api_server", "--model", model, *ENGINE_FLAGS, NO_LOG)
     rust = {"VLLM_USE_RUST_FRONTEND": "1", RUST_FRONT_END: os.environ.get(RUST_FRONT_END, "")}
     return {
         target.name: target
