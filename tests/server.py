@@ -108,6 +108,7 @@ def running(
         lag.cancel()
         http.should_exit = True
         await serving
+        config.outbox.close()
         await kept.close()
 
     thread = threading.Thread(target=lambda: uvloop.run(main()), name="server", daemon=True)
