@@ -75,7 +75,7 @@ def test_a_slow_reader_gets_the_complete_text(server: RunningServer, way: Way) -
 
     def pause(num_bytes: int) -> None:
         if num_bytes < 400_000:
-            threading.Event().wait(0.01)
+            threading.Event().wait(0.0125)
 
     with asked(server.port, way.request(model="scripted"), receive_buffer=4096) as sock:
         got = answer(sock, pause)
