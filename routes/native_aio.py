@@ -64,8 +64,8 @@ class NativeAio:
     def write(self, fds: Sequence[int], blocks: Sequence[bytes]) -> list[int]:
         """Write each block to the non-blocking socket beside it, no socket twice.
 
-        Returns how many bytes each socket took. None for one that takes nothing now, or never again: a write by itself
-        will say which.
+        Returns how many bytes each socket took: 0 where it takes nothing now, or never again. A write by itself will
+        say which.
         """
         taken: list[int] = []
         for start in range(0, len(fds), CAPACITY):
