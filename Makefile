@@ -9,8 +9,9 @@ REQUIREMENTS := $(if $(filter cuda,$(SET)),requirements.txt,requirements/cpu.txt
 
 # Everything in the sets is pinned, with all that it needs; --no-deps keeps pip from adding what was left out on purpose.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
-# Debian's packages of the servers and the browser that tests use; installed where this is root. Elsewhere those tests are skipped.
-TEST_SERVERS := prometheus nginx-light chromium redis-server
+# Debian's packages of the servers and the browser that tests use, and of the allocator that an engine on the CPU wants; installed where
+# this is root. Elsewhere those tests are skipped.
+TEST_SERVERS := prometheus nginx-light chromium redis-server libtcmalloc-minimal4
 
 TORCH_CPU_INDEX := https://download.pytorch.org/whl/cpu
 LOCK := $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --custom-compile-command 'make lock'
@@ -48,7 +49,8 @@ serve: install  ## serve the embedded model on port 8000; ARGS="--model X --port
 
 servers:
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null \
-		&& ! { command -v promtool && command -v nginx && command -v chromium && command -v redis-server; } > /dev/null; then \
+		&& ! { command -v promtool && command -v nginx && command -v chromium && command -v redis-server \
+			&& ldconfig -p | grep libtcmalloc; } > /dev/null; then \
 		echo 'installing $(TEST_SERVERS)'; \
 		{ apt-get update -qq && apt-get install -y -qq $(TEST_SERVERS); } > /dev/null 2>&1 \
 			|| echo 'could not install them; the tests that need them are skipped'; \

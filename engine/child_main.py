@@ -5,11 +5,13 @@ See `child_processes.set_main_of_children`.
 
 import os
 
-from engine.child_processes import SHARES_CORES, die_with_parent
+from engine.child_processes import ON_CPU, die_with_parent
 
 if __name__ == "__mp_main__":
     die_with_parent()
-    if SHARES_CORES in os.environ:
+    if ON_CPU in os.environ:
+        from engine.vllm.memory import keep_freed_memory
         from engine.vllm.notices import wait_for_notices
 
+        keep_freed_memory()
         wait_for_notices()

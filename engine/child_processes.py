@@ -15,21 +15,21 @@ PR_SET_PDEATHSIG = 1
 # The module that the engine's processes have for their main one.
 CHILD_MAIN = "engine.child_main"
 
-# Set in the environment of engine processes that have no cores to themselves.
-SHARES_CORES = "TAILRACE_ENGINE_SHARES_CORES"
+# Set in the environment of engine processes that compute on the CPU.
+ON_CPU = "TAILRACE_ENGINE_ON_CPU"
 
 # How long a child gets between being asked to end and being killed.
 GRACE_S = 3.0
 
 
-def set_main_of_children(shares_cores: bool) -> None:
+def set_main_of_children(on_cpu: bool) -> None:
     """Call before the engine's processes are started: they will have `CHILD_MAIN` for their main module.
 
     By itself multiprocessing imports this process's main file into each of them, whatever that is: the server, a test
     runner, somebody's notebook.
     """
-    if shares_cores:
-        os.environ[SHARES_CORES] = "1"
+    if on_cpu:
+        os.environ[ON_CPU] = "1"
     prepare = spawn.get_preparation_data
 
     def with_own_main(name: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import itertools
 import logging
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +35,7 @@ from engine.interface import AnyRequest, GenerationRequest, PreparedRequest, Ter
 from engine.serving import Serving
 from engine.vllm.continuing import Cut, EndedSource, count_on, going_on, is_continuable, let_requests_go_on, replay
 from engine.vllm.errors import from_validation, from_vllm
+from engine.vllm.memory import tcmalloc_preloaded
 from engine.vllm.off_loop import OffLoop
 from engine.vllm.queue_watch import QueueWatch
 from engine.vllm.serving import OpenAIRequest, VllmServing, refuse_endless
@@ -106,12 +108,14 @@ class VllmEngine:
         if self._uses_embedded_model:
             self._args.model = str(embedded_model.prepare())
         shield_children_from_ctrl_c()
-        set_main_of_children(shares_cores=current_platform.is_cpu())
-        return AsyncLLM.from_engine_args(
-            AsyncEngineArgs.from_cli_args(self._args),
-            usage_context=UsageContext.OPENAI_API_SERVER,
-            stat_loggers=None if self._args.disable_log_stats else [self._queue.stat_logger, StepStats],
-        )
+        on_cpu = current_platform.is_cpu()
+        set_main_of_children(on_cpu)
+        with tcmalloc_preloaded() if on_cpu else nullcontext():
+            return AsyncLLM.from_engine_args(
+                AsyncEngineArgs.from_cli_args(self._args),
+                usage_context=UsageContext.OPENAI_API_SERVER,
+                stat_loggers=None if self._args.disable_log_stats else [self._queue.stat_logger, StepStats],
+            )
 
     async def submit(self, request: AnyRequest, request_id: str) -> TokenSource:
         assert self._llm is not None, "submit before start"

@@ -1,11 +1,9 @@
 """Work on large requests, beside the event loop: one giant must not silence every other stream."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
-
-from vllm.renderers.hf import HfRenderer, safe_apply_chat_template
 
 T = TypeVar("T")
 
@@ -38,23 +36,34 @@ class OffLoop:
 def render_small_at_once(renderer: Any, with_templates: bool) -> None:
     """Template and tokenise on the event loop what comes to vLLM's `renderer` there, which is what is small.
 
-    vLLM does both in a thread, one request after the other: two ways there and back, which cost more than the work, and
-    a burst of prompts waits in line. What is prepared in a thread of `OffLoop` goes on to that thread. Without
-    `with_templates`, so do templates, which may come with a request and never end.
+    vLLM does both in a thread, one request after the other, and makes tasks for the parts: a dozen turns of the event
+    loop, which cost more than the work and let engine steps go first, and a burst of prompts waits in line. What is
+    prepared in a thread of `OffLoop` goes vLLM's way there. Without `with_templates`, so do chats: a template that
+    comes with a request may never end. So does what may have to be fetched first.
     """
     loop = asyncio.get_running_loop()
-    renderer._tokenize_prompt_async = _at_once(loop, renderer._tokenize_prompt, renderer._tokenize_prompt_async)
-    if with_templates and isinstance(renderer, HfRenderer):
-        beside = renderer._apply_chat_template_async
-        renderer._apply_chat_template_async = _at_once(loop, safe_apply_chat_template, beside)
+
+    def at_once(
+        work: Callable[..., T], beside: Callable[..., Awaitable[T]], may_wait: Callable[[Any], bool]
+    ) -> Callable[..., Awaitable[T]]:
+        async def render(inputs: Any, *args: Any, **kwargs: Any) -> T:
+            if asyncio.get_running_loop() is loop and not may_wait(inputs):
+                return work(inputs, *args, **kwargs)
+            return await beside(inputs, *args, **kwargs)
+
+        return render
+
+    renderer.render_cmpl_async = at_once(renderer.render_cmpl, renderer.render_cmpl_async, lambda prompts: False)
+    if with_templates:
+        renderer.render_chat_async = at_once(renderer.render_chat, renderer.render_chat_async, _has_media)
 
 
-def _at_once(
-    loop: asyncio.AbstractEventLoop, work: Callable[..., T], beside: Callable[..., Awaitable[T]]
-) -> Callable[..., Awaitable[T]]:
-    async def run(*args: Any, **kwargs: Any) -> T:
-        if asyncio.get_running_loop() is loop:
-            return work(*args, **kwargs)
-        return await beside(*args, **kwargs)
+def _has_media(conversations: Iterable[Iterable[Mapping[str, Any]]]) -> bool:
+    """Whether a message may have a part that is not text."""
+    return not all(_is_text(message.get("content")) for messages in conversations for message in messages)
 
-    return run
+
+def _is_text(content: object) -> bool:
+    if isinstance(content, list):
+        return all(isinstance(part, dict) and part.get("type") == "text" for part in content)
+    return content is None or isinstance(content, str)
