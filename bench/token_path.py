@@ -39,6 +39,7 @@ from routes.event_stream import DeltaStream
 from routes.ollama import Clock, LineStream
 from routes.ollama_words import Lines
 from routes.outbox import Outbox
+from routes.pace import Pace
 from routes.request_record import KEY, RequestRecord
 from routes.surface_streams import ChunkStream
 from routes.token_stream import TokenStream
@@ -181,7 +182,7 @@ def played(name: str, num_tokens: int, play: Callable[[Step], T]) -> T:
     """What `play` returns, called with `STREAMS` streams of that kind open; it makes `num_tokens` tokens for each."""
 
     async def run() -> T:
-        outbox, delivery = Outbox(), Delivery(Instruments(CollectorRegistry()), 15.0, 30.0, 1 << 20)
+        outbox, delivery = Outbox(), Delivery(Instruments(CollectorRegistry()), 15.0, 30.0, 1 << 20, Pace(0))
         sources = [Source() for _ in range(STREAMS)]
         with socket.create_server(("127.0.0.1", 0)) as listener:
             wires = [Wire(listener) for _ in sources]

@@ -23,6 +23,7 @@ from routes.gate import ApiKeyGate
 from routes.health import HealthRoutes
 from routes.observer import Observer
 from routes.ollama import OllamaRoutes
+from routes.pace import Pace
 from routes.page import page
 from routes.stream import ROUTE as STREAM_ROUTE
 from routes.stream import StreamRoutes
@@ -58,7 +59,7 @@ def build_application(
         settings.keep_alive_s,
         settings.stall_timeout_s,
         settings.max_body_bytes,
-        settings.min_event_interval_s,
+        Pace(settings.min_event_interval_s),
     )
     streams = StreamRoutes(supervisor, journal, delivery)
     ollama = OllamaRoutes(supervisor, delivery)

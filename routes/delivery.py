@@ -3,14 +3,15 @@
 from dataclasses import dataclass
 
 from metrics.instruments import Instruments
+from routes.pace import Pace
 
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """Times in seconds. 0 turns the keep-alive off, lets a reader stall for ever, and sends every token as it comes."""
+    """Times in seconds. 0 turns the keep-alive off, and lets a reader stall for ever."""
 
     instruments: Instruments
     keep_alive_s: float
     stall_timeout_s: float
     max_body_bytes: int
-    min_event_interval_s: float = 0.0
+    pace: Pace

@@ -66,7 +66,9 @@ class EventStream(EventSourceResponse):
         self.background = None
         self._work = work
         self._delivery = delivery
+        self._pace = delivery.pace if delivery.pace.interval_s else None
         self._last_write_s = 0.0
+        self._num_tokens = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Replaces sse-starlette's, which has a group of four tasks for each stream, and a look, a time limit and a log
@@ -114,8 +116,9 @@ class EventStream(EventSourceResponse):
         """Past ASGI and its middleware, which have had what they wait for: the head."""
         self._connection.write(block, self._on_written)
 
-    def _write_token(self, block: bytes) -> None:
-        """`block` has text."""
+    def _write_token(self, block: bytes, num_tokens: int) -> None:
+        """`block` has text: the stream's tokens up to `num_tokens`."""
+        self._num_tokens = num_tokens
         self._connection.write(block, self._on_token_written)
 
     def _on_stalled(self) -> None:
@@ -128,12 +131,12 @@ class EventStream(EventSourceResponse):
 
     def _on_token_written(self, now_s: float) -> None:
         self._last_write_s = now_s
-        self._meter.on_token_written(now_s, self._work.num_output_tokens)
+        self._meter.on_token_written(now_s, self._num_tokens)
+        if self._pace is not None:
+            self._pace.call_when_due(now_s, self._on_due)
 
-    def _until_next_event_s(self) -> float:
-        """How long to wait with the next event; the first is never held back."""
-        last_s = self._timing.last_token_s
-        return 0.0 if last_s is None else last_s + self._delivery.min_event_interval_s - time.perf_counter()
+    def _on_due(self) -> None:
+        """It is time for another event with text, where they keep a distance."""
 
     def _on_finished(self, outcome: str = "completed") -> None:
         self._record.outcome = outcome
@@ -162,8 +165,7 @@ class DeltaStream(EventStream):
         super().__init__(generation, delivery)
         self.generation = generation
         self._over: asyncio.Future[None] | None = None
-        self._min_interval_s = delivery.min_event_interval_s
-        self._is_held_back = False
+        self._is_held_back = False  # until it is time for another event
 
     def _begin(self) -> None:
         """Write what goes out before there is a token."""
@@ -190,9 +192,7 @@ class DeltaStream(EventStream):
     def _on_output(self) -> None:
         """The engine has made something, or the reader has caught up; what is not taken now gathers in the engine."""
         assert self._over is not None
-        if not self._connection.can_take or self._over.done():
-            return
-        if self._min_interval_s and self._hold_back():
+        if self._is_held_back or not self._connection.can_take or self._over.done():
             return
         generation = self.generation
         try:
@@ -212,7 +212,8 @@ class DeltaStream(EventStream):
     def _tell(self, delta: Delta) -> None:
         block, has_text = self._encode(delta)
         if has_text:
-            self._write_token(block)
+            self._is_held_back = self._pace is not None
+            self._write_token(block, self.generation.num_output_tokens)
         elif block:
             self._write(block)
 
@@ -231,17 +232,6 @@ class DeltaStream(EventStream):
         """Nothing may be written any more: all was, or the reader has left."""
         return self._over is None or self._over.done() or self._connection.lost_s is not None
 
-    def _hold_back(self) -> bool:
-        """Whether it is too early for the next event; then `_on_output` is called when it is not."""
-        if self._is_held_back:
-            return True
-        if (wait_s := self._until_next_event_s()) <= 0:
-            return False
-
-        def release() -> None:
-            self._is_held_back = False
-            self._on_output()
-
-        self._is_held_back = True
-        asyncio.get_running_loop().call_later(wait_s, release)
-        return True
+    def _on_due(self) -> None:
+        self._is_held_back = False
+        self._on_output()

@@ -56,6 +56,7 @@ class RawStream(EventStream):
         self._events = events
         self._call = call
         self._num_blocks = 0
+        self._due = asyncio.Event()
 
     async def _produce(self) -> None:
         carries_text = CARRIES_TEXT[self._surface]
@@ -66,11 +67,14 @@ class RawStream(EventStream):
                     if self._call.failure is not None:  # which vLLM's layer tells of in its own words
                         break
                     has_text = carries_text(block)
-                    (self._write_token if has_text else self._write)(block.encode())
                     self._num_blocks += 1
-                    if has_text and self._delivery.min_event_interval_s:
-                        self._connection.flush()  # the time of this token counts
-                        await asyncio.sleep(self._until_next_event_s())
+                    if not has_text:
+                        self._write(block.encode())
+                        continue
+                    self._write_token(block.encode(), self._call.num_output_tokens)
+                    if self._pace is not None:
+                        await self._due.wait()
+                        self._due.clear()
             if self._call.failure is not None:
                 raise self._call.failure
         except Exception as error:
@@ -80,6 +84,9 @@ class RawStream(EventStream):
             return
         if self._connection.lost_s is None:
             self._on_finished()
+
+    def _on_due(self) -> None:
+        self._due.set()
 
     def _error_block(self, error: TailraceError) -> bytes:
         if self._surface is Surface.MESSAGES:

@@ -23,7 +23,6 @@ class TokenStream(DeltaStream):
         super().__init__(generation, delivery)
         self._entry = entry
         self._opening = opening
-        self._num_shown = 0
         # Of tokens whose text comes with a later one.
         self._waiting_ids: list[int] = []
 
@@ -51,17 +50,13 @@ class TokenStream(DeltaStream):
         num_tokens = generation.num_output_tokens
         block = sse.token_event(generation.id, num_tokens, delta.text, delta.reasoning)
         passage = Passage(num_tokens, delta.text, delta.reasoning, token_ids)
+        self._is_held_back = self._pace is not None
         self._entry.write(passage, partial(self._show, block, num_tokens))
 
     def _show(self, block: bytes, num_tokens: int) -> None:
         """The journal has it; now its reader may."""
         if not self.is_over:
-            self._num_shown = num_tokens
-            self._write_token(block)
-
-    def _on_token_written(self, now_s: float) -> None:
-        self._last_write_s = now_s
-        self._meter.on_token_written(now_s, self._num_shown)
+            self._write_token(block, num_tokens)
 
     def _finish(self, finish_reason: str) -> None:
         self._connection.flush()  # the last token's time is told

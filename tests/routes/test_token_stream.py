@@ -22,6 +22,7 @@ from metrics.instruments import Instruments
 from routes.connection import EXTENSION, Connection
 from routes.delivery import Delivery
 from routes.outbox import Outbox
+from routes.pace import Pace
 from routes.request_record import KEY, RequestRecord
 from routes.sse import start_event
 from routes.token_stream import TokenStream
@@ -99,7 +100,7 @@ class Stage:
             generation = await supervisor.admit(request)
             opening = Opening(None, (1,), False, Sampling(max_tokens=9), None, 0, "", True)
             self.entry = self.journal.open(generation.id, opening, on_lost=lambda loss: None)
-            delivery = Delivery(Instruments(self.registry), self.keep_alive_s, 30, 8 << 20)
+            delivery = Delivery(Instruments(self.registry), self.keep_alive_s, 30, 8 << 20, Pace(0))
             response = TokenStream(generation, delivery, self.entry, start_event(generation.id, "scripted", 0))
             self.id = generation.id
             self.response = response
