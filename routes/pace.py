@@ -21,10 +21,11 @@ class Pace:
     def call_when_due(self, last_s: float, callback: Callable[[], None]) -> None:
         """Call back when the next event is due after one at `last_s`, and a quarter of the interval later at most."""
         slot = math.ceil((last_s + self.interval_s) / self._slot_s)
-        if slot not in self._waiting:
-            self._waiting[slot] = []
+        if slot in self._waiting:
+            self._waiting[slot].append(callback)
+        else:
+            self._waiting[slot] = [callback]
             self._call_back(slot)
-        self._waiting[slot].append(callback)
 
     def _call_back(self, slot: int) -> None:
         """When it is time; the event loop's own clock is coarser, and may be early."""

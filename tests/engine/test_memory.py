@@ -15,6 +15,7 @@ if {keeps}:
     from engine.vllm.memory import keep_freed_memory
     keep_freed_memory()
 libc = ctypes.CDLL(None)
+libc.prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: no pages of 2 MiB, of which there would be few
 libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 def use():
