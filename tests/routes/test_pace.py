@@ -14,7 +14,6 @@ def test_streams_are_woken_in_few_turns_and_none_too_early() -> None:
 
     async def main() -> list[tuple[float, float]]:
         """When each was due, and when it was woken."""
-        nonlocal num_turns
         pace, woken, start_s = Pace(INTERVAL_S), list[tuple[float, float]](), time.perf_counter()
         done, ended = asyncio.Event(), [True]
 
