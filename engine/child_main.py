@@ -10,8 +10,9 @@ from engine.child_processes import ON_CPU, die_with_parent
 if __name__ == "__mp_main__":
     die_with_parent()
     if ON_CPU in os.environ:
+        from engine.vllm.cores import leave_core, sleep_between_looks
         from engine.vllm.memory import keep_freed_memory
-        from engine.vllm.notices import wait_for_notices
 
+        leave_core()
         keep_freed_memory()
-        wait_for_notices()
+        sleep_between_looks()
