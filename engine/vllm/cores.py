@@ -21,9 +21,8 @@ def leave_core() -> None:
     """Call in an engine process, before it has threads: a worker that computes with one thread may run on any core.
 
     vLLM binds a worker's compute threads to cores, and with the first of them every other thread of that process. One
-    that computes alone gains nothing by it, and waits for its core while another process has it and the next is idle.
-    The cores are those of the process that started this one. What an operator bound stays so, which vLLM's
-    `VLLM_CPU_OMP_THREADS_BIND` tells.
+    that computes alone then waits for its core while another process has it and the next is idle. The cores are those
+    of the process that started this one. What an operator bound, by vLLM's `VLLM_CPU_OMP_THREADS_BIND`, stays bound.
     """
     if os.environ.get("OMP_NUM_THREADS") != "1" or os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") != "auto":
         return
