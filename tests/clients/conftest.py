@@ -1,6 +1,6 @@
 """A Tailrace of its own process, on the model that thinks, with so little room that requests have to wait.
 
-While they wait, keep-alives go out every 0.2 s: no client may be disturbed by them.
+While they wait, keep-alives go out every 0.05 s: no client may be disturbed by them.
 """
 
 import threading
@@ -15,8 +15,8 @@ from tests.server import wait_until
 
 MAX_NUM_SEQS = 2
 
-# How long a request waits: a second or so of tokens.
-OCCUPYING = {"prompt": "x", "max_tokens": 200, "ignore_eos": True}
+# How long a request waits: half a second or more of tokens.
+OCCUPYING = {"prompt": "x", "max_tokens": 300, "ignore_eos": True}
 
 
 @pytest.fixture(scope="package")
@@ -25,7 +25,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
     model = parrot_model.build(folder / "parrot")
     adapter = parrot_model.build_adapter(folder / "adapter")
     flags = [*parrot_model.FLAGS, "--lora-modules", f"adapted={adapter}", "--max-num-seqs", str(MAX_NUM_SEQS)]
-    with serving(str(model), *flags, "--sse-keep-alive-interval", "0.2") as program:
+    with serving(str(model), *flags, "--sse-keep-alive-interval", "0.05") as program:
         program.wait_ready()
         yield program
 

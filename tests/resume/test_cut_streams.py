@@ -143,7 +143,7 @@ def test_a_pod_that_is_killed_loses_nothing(real: Site, uncut: dict[str, str]) -
     readers = [ask(name) for name in names]
 
     async def begin(reader: Reader) -> None:
-        await asyncio.sleep(chance.uniform(0, 2))
+        await asyncio.sleep(chance.uniform(0, 0.5))
         await reader.read_to_the_end(real.proxy.port)
 
     async def run() -> int:
@@ -151,7 +151,6 @@ def test_a_pod_that_is_killed_loses_nothing(real: Site, uncut: dict[str, str]) -
             for reader in readers:
                 group.create_task(begin(reader))
             await until(lambda: sum(reader.num_tokens > 5 for reader in readers) > len(readers) // 2)
-            await asyncio.sleep(chance.uniform(0, 1))
             victim = await asyncio.to_thread(lambda: real.busier)
             num_on_it = await asyncio.to_thread(lambda: victim.num_in_flight)
             await asyncio.to_thread(victim.kill)
