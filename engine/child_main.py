@@ -10,9 +10,8 @@ from engine.child_processes import ON_CPU, die_with_parent
 if __name__ == "__mp_main__":
     die_with_parent()
     if ON_CPU in os.environ:
-        from engine.vllm.cores import leave_core, sleep_between_looks
+        from engine.vllm.cores import sleep_between_looks
         from engine.vllm.memory import keep_freed_memory
 
-        leave_core()
         keep_freed_memory()
         sleep_between_looks()

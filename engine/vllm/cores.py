@@ -1,54 +1,81 @@
-"""How the engine's processes share a machine's cores with each other and with this one, where they compute on them."""
+"""How the engine uses a machine's cores where it computes on them: those that the event loop and the clients run on."""
 
+import contextlib
 import os
 import time
+from collections.abc import Iterator
 
+from vllm import envs
+from vllm.config import VllmConfig
 from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
+from vllm.utils.cpu_resource_utils import get_allowed_cpu_list
+from vllm.utils.ompmultiprocessing import OMPProcessManager
 
-# By which vLLM has a worker's OpenMP library bind its threads, one of them for each such library.
-BINDINGS = ("GOMP_CPU_AFFINITY", "KMP_AFFINITY", "OMP_PLACES", "OMP_PROC_BIND")
+NUM_THREADS = "OMP_NUM_THREADS"
 
-# A process that waits for another looks for its message this often, and this long; most of a small model's steps are
-# over by then. After that it sleeps until a notice, so that a large model's are not disturbed.
+# How long a process of several sleeps before it looks for a message again.
 NAP_S = 50e-6
-NAPS_FOR_S = 2e-3
-
-# A notice can be missed by a process that has only just started to listen; then it looks for itself after this long.
-MISSED_NOTICE_MS = 2
 
 
-def leave_core() -> None:
-    """Call in an engine process, before it has threads: a worker that computes with one thread may run on any core.
+def needs_no_worker(config: VllmConfig, executor: str | type | None) -> bool:
+    """Whether one process is enough for the engine of `config`; `executor` is what was asked for.
 
-    vLLM binds a worker's compute threads to cores, and with the first of them every other thread of that process. One
-    that computes alone then waits for its core while another process has it and the next is idle. The cores are those
-    of the process that started this one. What an operator bound, by vLLM's `VLLM_CPU_OMP_THREADS_BIND`, stays bound.
+    A worker process of its own is also the way to compute with threads that are bound to cores, by vLLM's
+    `VLLM_CPU_OMP_THREADS_BIND`.
     """
-    if os.environ.get("OMP_NUM_THREADS") != "1" or os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "auto") != "auto":
+    is_one = config.parallel_config.world_size_across_dp == 1
+    return is_one and executor in (None, "uni") and envs.VLLM_CPU_OMP_THREADS_BIND in ("auto", "nobind")
+
+
+@contextlib.contextmanager
+def without_worker(config: VllmConfig) -> Iterator[None]:
+    """An engine with `config` that is started in here computes in the engine core's process, as it does on a GPU.
+
+    On the CPU vLLM makes a worker process even for one engine, as only a new process can be told how many threads
+    OpenMP has, and which core each is bound to. But the engine core's process is new as well. And it is not bound: with
+    the thread that loads the library, all others of that process would share one core with it. So a step is not sent
+    to another process and back, the process that waited for it takes no core from the rest, and a start does not wait
+    for a third import of vLLM.
+
+    The threads are as many as vLLM would bind, on the cores of the same memory node.
+    """
+    chosen = OMPProcessManager(config).cpu_lists  # none with `nobind`
+    config.parallel_config.distributed_executor_backend = "uni"
+    if not chosen:
+        yield
         return
-    for name in BINDINGS:  # libraries are still to come, and each binds the thread that loads it
-        os.environ.pop(name, None)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, os.sched_getaffinity(os.getppid()))
+    num_threads, cores = os.environ.get(NUM_THREADS), os.sched_getaffinity(0)
+    os.environ[NUM_THREADS] = str(len(chosen[0]))
+    os.sched_setaffinity(0, _same_node(chosen[0][0]))  # which a new process inherits
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+        if num_threads is None:
+            del os.environ[NUM_THREADS]
+        else:
+            os.environ[NUM_THREADS] = num_threads
+
+
+def _same_node(core: int) -> set[int]:
+    """All cores of the memory node of `core` that this process may use."""
+    node_of = {cpu.id: cpu.numa_node for cpu in get_allowed_cpu_list()}
+    return {other for other, node in node_of.items() if node == node_of[core]}
 
 
 def sleep_between_looks() -> None:
     """Call in an engine process before it makes its queues: it does not keep others off the cores while it waits.
 
-    For a second after each message, vLLM's processes look for the next one in loops around `sched_yield`. Linux 6.18
-    was seen to keep a third process off both of two cores for as long as an answer took, 10 s and more, because of
-    them. To sleep for each message until its notice, which is what vLLM does after that second, is no better: a core
-    that was left idle is slow to come back, and with one stream a step took three times as long.
+    For a second after each message, the processes of an engine that has several look for the next one in loops around
+    `sched_yield`. Linux 6.18 was seen to keep a third process off both of two cores for as long as an answer took, 10 s
+    and more, because of them.
     """
     wait = SpinCondition.wait
 
     def sleep(self: SpinCondition, timeout_ms: int | None = None) -> None:
-        since_last_read_s = time.monotonic() - self.last_read
-        if since_last_read_s < NAPS_FOR_S:
+        if time.monotonic() - self.last_read < self.busy_loop_s:
             time.sleep(NAP_S)
-        elif since_last_read_s > self.busy_loop_s:
+        else:
             wait(self, timeout_ms)
-        elif self.local_notify_socket in dict(self.poller.poll(timeout=MISSED_NOTICE_MS)):
-            self.local_notify_socket.recv(copy=False)
 
     SpinCondition.wait = sleep

@@ -10,7 +10,7 @@ import itertools
 import logging
 from argparse import Namespace
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ from engine.errors import ContextLength, StreamGone
 from engine.interface import AnyRequest, GenerationRequest, PreparedRequest, Terms, TokenSource
 from engine.serving import Serving
 from engine.vllm.continuing import Cut, EndedSource, count_on, going_on, is_continuable, let_requests_go_on, replay
+from engine.vllm.cores import needs_no_worker, without_worker
 from engine.vllm.errors import from_validation, from_vllm
 from engine.vllm.memory import tcmalloc_preloaded
 from engine.vllm.off_loop import OffLoop
@@ -110,11 +111,18 @@ class VllmEngine:
         shield_children_from_ctrl_c()
         on_cpu = current_platform.is_cpu()
         set_main_of_children(on_cpu)
-        with tcmalloc_preloaded() if on_cpu else nullcontext():
-            return AsyncLLM.from_engine_args(
-                AsyncEngineArgs.from_cli_args(self._args),
+        config = AsyncEngineArgs.from_cli_args(self._args).create_engine_config(UsageContext.OPENAI_API_SERVER)
+        with ExitStack() as stack:
+            if on_cpu:
+                stack.enter_context(tcmalloc_preloaded())
+                if needs_no_worker(config, self._args.distributed_executor_backend):
+                    stack.enter_context(without_worker(config))
+            return AsyncLLM.from_vllm_config(
+                config,
                 usage_context=UsageContext.OPENAI_API_SERVER,
                 stat_loggers=None if self._args.disable_log_stats else [self._queue.stat_logger, StepStats],
+                enable_log_requests=self._args.enable_log_requests,
+                disable_log_stats=self._args.disable_log_stats,
             )
 
     async def submit(self, request: AnyRequest, request_id: str) -> TokenSource:

@@ -1,7 +1,6 @@
-"""How the engine's processes share the cores on the CPU: unbound where they compute alone, asleep while they wait."""
+"""How the engine uses the cores of the CPU: in one process where that is enough, asleep where several wait."""
 
 import os
-import subprocess
 import sys
 import time
 from types import SimpleNamespace
@@ -12,76 +11,71 @@ from vllm.distributed.device_communicators.shm_broadcast import SpinCondition
 
 from engine.vllm import cores
 
-# A process that is bound to one core, as vLLM binds its worker, and its cores afterwards.
-BOUND = """
-import os
-os.sched_setaffinity(0, {{{core}}})
-from engine.vllm.cores import BINDINGS, leave_core
-leave_core()
-print(sorted(os.sched_getaffinity(0)), [name for name in BINDINGS if name in os.environ])
-"""
+
+def config_of(world_size: int = 1) -> Any:
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(world_size_across_dp=world_size, distributed_executor_backend="mp")
+    )
+
+
+@pytest.mark.parametrize(
+    ("world_size", "executor", "bind", "expected"),
+    [
+        (1, None, "auto", True),
+        (1, "uni", "auto", True),
+        (1, None, "nobind", True),
+        (1, "mp", "auto", False),
+        (1, object, "auto", False),
+        (1, None, "0-1", False),
+        (2, None, "auto", False),
+    ],
+)
+def test_which_engines_need_no_worker(
+    world_size: int, executor: str | type | None, bind: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", bind)
+    assert cores.needs_no_worker(config_of(world_size), executor) is expected
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux")
-@pytest.mark.parametrize(
-    ("variables", "is_unbound"),
-    [
-        ({"OMP_NUM_THREADS": "1"}, True),
-        ({"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "auto"}, True),
-        ({"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "0"}, False),
-        ({"OMP_NUM_THREADS": "2"}, False),
-        ({}, False),
-    ],
-)
-def test_a_worker_that_computes_with_one_thread_may_run_on_any_core(
-    variables: dict[str, str], is_unbound: bool
+@pytest.mark.parametrize("num_threads_before", [None, "7"])
+def test_an_engine_computes_on_the_cores_of_one_node(
+    num_threads_before: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = os.sched_getaffinity(0)
-    core = min(ours)
-    environment = {name: value for name, value in os.environ.items() if "OMP" not in name}
-    environment |= variables | {"GOMP_CPU_AFFINITY": str(core)}
-    program = BOUND.format(core=core)
-    seen = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, check=True, text=True)
-    expected = (sorted(ours), []) if is_unbound else ([core], ["GOMP_CPU_AFFINITY"])
-    assert seen.stdout == f"{expected[0]} {expected[1]}\n"
+    first, *others = sorted(ours)
+    nodes = [SimpleNamespace(id=first, numa_node=0), *(SimpleNamespace(id=core, numa_node=1) for core in others)]
+    monkeypatch.setattr(cores, "get_allowed_cpu_list", lambda: nodes)
+    monkeypatch.setattr(cores, "OMPProcessManager", lambda config: SimpleNamespace(cpu_lists=[[first]]))
+    monkeypatch.delenv(cores.NUM_THREADS, raising=False)
+    if num_threads_before is not None:
+        monkeypatch.setenv(cores.NUM_THREADS, num_threads_before)
+    config = config_of()
+    with cores.without_worker(config):
+        assert (os.environ[cores.NUM_THREADS], os.sched_getaffinity(0)) == ("1", {first})
+        assert config.parallel_config.distributed_executor_backend == "uni"
+    assert (os.environ.get(cores.NUM_THREADS), os.sched_getaffinity(0)) == (num_threads_before, ours)
 
 
-class Notices:
-    """What a process that waits looks at, `since_s` after its last message; notes how it waits."""
-
-    busy_loop_s = 1.0
-
-    def __init__(self, since_s: float, has_notice: bool = False) -> None:
-        self.last_read = time.monotonic() - since_s
-        self.waits: list[Any] = []
-        self.local_notify_socket = self.poller = self
-        self._has_notice = has_notice
-
-    def recv(self, copy: bool) -> None:
-        self.waits.append("received")
-
-    def poll(self, timeout: int) -> list[tuple[object, int]]:
-        self.waits.append(("poll", timeout))
-        return [(self.local_notify_socket, 1)] if self._has_notice else []
+def test_without_binding_the_operator_chooses_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "OMPProcessManager", lambda config: SimpleNamespace(cpu_lists=[]))
+    monkeypatch.setenv(cores.NUM_THREADS, "3")
+    config = config_of()
+    with cores.without_worker(config):
+        assert os.environ[cores.NUM_THREADS] == "3"
+    assert config.parallel_config.distributed_executor_backend == "uni"
 
 
-@pytest.mark.parametrize(
-    ("since_s", "has_notice", "expected"),
-    [
-        (0.0, False, [("nap", cores.NAP_S)]),
-        (0.1, False, [("poll", cores.MISSED_NOTICE_MS)]),
-        (0.1, True, [("poll", cores.MISSED_NOTICE_MS), "received"]),
-        (2.0, False, [("vllm", 7)]),
-    ],
-)
-def test_how_a_process_waits(
-    since_s: float, has_notice: bool, expected: list[Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("since_s", "expected"), [(0.0, ("nap", cores.NAP_S)), (2.0, ("vllm", 7))])
+def test_how_a_process_of_several_waits(
+    since_s: float, expected: tuple[str, float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SpinCondition, "wait", lambda notices, timeout_ms: notices.waits.append(("vllm", timeout_ms)))
+    waits: list[tuple[str, float | None]] = []
+    monkeypatch.setattr(SpinCondition, "wait", lambda condition, timeout_ms: waits.append(("vllm", timeout_ms)))
     cores.sleep_between_looks()
-    notices: Any = Notices(since_s, has_notice)
     monkeypatch.setattr(
-        cores, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda s: notices.waits.append(("nap", s)))
+        cores, "time", SimpleNamespace(monotonic=time.monotonic, sleep=lambda nap_s: waits.append(("nap", nap_s)))
     )
-    SpinCondition.wait(notices, 7)
-    assert notices.waits == expected
+    condition: Any = SimpleNamespace(last_read=time.monotonic() - since_s, busy_loop_s=1.0)
+    SpinCondition.wait(condition, 7)
+    assert waits == [expected]

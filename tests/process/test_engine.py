@@ -30,6 +30,9 @@ LONG = "/v1/stream?prompt=x&ignore_eos=true&max_tokens=1500"
 ENDLESS = "/v1/stream?prompt=x&ignore_eos=true&max_tokens=8000"
 CANARY = ENDLESS.replace("prompt=x", "prompt=canary")
 
+# As vLLM has it on the CPU by itself, and anywhere with more than one device.
+WITH_WORKER = ("--distributed-executor-backend", "mp")
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
@@ -228,8 +231,17 @@ def test_ctrl_c_aborts_the_engine_without_a_server(model: str) -> None:
         assert_none_left(children)
 
 
-def test_no_engine_process_outlives_a_parent_that_is_killed(model: str) -> None:
+def test_the_engine_core_does_not_outlive_a_parent_that_is_killed(model: str) -> None:
     with serving(*flags(model)) as program:
+        program.wait_ready()
+        core = program.child("EngineCore")
+        assert core is not None and program.child("Worker") is None
+        program.process.kill()
+        assert_none_left([core])
+
+
+def test_no_worker_outlives_a_parent_that_is_killed(model: str) -> None:
+    with serving(*flags(model), *WITH_WORKER) as program:
         program.wait_ready()
         children = [child for child in (program.child("EngineCore"), program.child("Worker")) if child]
         assert len(children) == 2
@@ -238,10 +250,17 @@ def test_no_engine_process_outlives_a_parent_that_is_killed(model: str) -> None:
 
 
 def test_the_death_of_a_worker_is_the_death_of_the_engine(model: str) -> None:
-    with serving(*flags(model)) as program:
+    with serving(*flags(model), *WITH_WORKER) as program:
         program.wait_ready()
         children = program.children()
-        program.kill_child("Worker")
+        with httpx.stream("GET", program.url + ENDLESS, timeout=30) as response:
+            chunks = response.iter_bytes()
+            body = next(chunks)
+            for _ in range(5):
+                assert_a_new_process_gets_its_turn(program)
+            program.kill_child("Worker")
+            body += b"".join(chunks)
+        assert (parse(body)[-1].type, parse(body)[-1].json["code"]) == ("error", "engine_dead")
         assert program.wait(20) == 1
         assert_none_left(children)
 
