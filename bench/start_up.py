@@ -25,7 +25,7 @@ from engine import embedded_model
 PHASES = (
     ("this process: imports, settings, the port", r"the port is open already"),
     ("the engine core's process, and its imports", r"Initializing a V1 LLM engine"),
-    ("the worker's process, and its imports", r"Starting to load model"),
+    ("the worker, and its imports", r"Starting to load model"),
     ("the model's layers and weights", r"Loading weights took"),
     ("KV cache, profile, warm-up", r"init engine .* took"),
     ("the rest of the engine, the serving layer", r"is ready on"),
