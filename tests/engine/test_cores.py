@@ -33,7 +33,7 @@ def config_of(world_size: int = 1) -> Any:
 def test_which_engines_need_no_worker(
     world_size: int, executor: str | type | None, bind: str, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", bind)
+    monkeypatch.setattr(cores, "envs", SimpleNamespace(VLLM_CPU_OMP_THREADS_BIND=bind))
     assert cores.needs_no_worker(config_of(world_size), executor) is expected
 
 

@@ -17,6 +17,9 @@ CHANGING = frozenset({"id", "created", "created_at", "completed_at", "item_id", 
 # What a chunk adds to, and does not replace.
 GROWING = frozenset({"content", "reasoning", "text", "arguments", "delta", "thinking", "partial_json"})
 
+# What the last chunk of a choice says beside its text; that it has text of its own is chance.
+ENDING = frozenset({"finish_reason", "stop_reason", "system_fingerprint"})
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -73,9 +76,12 @@ def _choice_of(data: Any) -> int:
 
 def _merge(one: Any, two: Any, key: str = "") -> Any:
     """What the two say together; None when they say different things."""
-    if isinstance(one, dict) and isinstance(two, dict) and one.keys() == two.keys():
-        both = {name: _merge(one[name], two[name], name) for name in one}
-        return None if any(both[name] is None and one[name] is not None for name in both) else both
+    if isinstance(one, dict) and isinstance(two, dict) and one.keys() <= two.keys() <= one.keys() | ENDING:
+        both = {name: _merge(one.get(name), two[name], name) for name in two}
+        disagree = [name for name in both if both[name] is None and (one.get(name), two[name]) != (None, None)]
+        return None if disagree else both
+    if key in ENDING and one is None:
+        return two
     if key in GROWING and isinstance(one, str) and isinstance(two, str):
         return one + two
     if key in ("token_ids", "content") and isinstance(one, list) and isinstance(two, list):

@@ -1,5 +1,6 @@
 """What `vllm serve` answers and what Tailrace answers, to the same requests, on the same model with the same flags."""
 
+import json
 import logging
 import time
 from collections.abc import Iterator
@@ -9,7 +10,8 @@ import httpx
 import pytest
 
 from tests import parrot_model
-from tests.golden.record import Recording, field_at_fault, record
+from tests.event_source import Event
+from tests.golden.record import Recording, field_at_fault, merged, record
 from tests.golden.requests import cases
 from tests.process.program import free_port, started
 from tests.server import wait_until
@@ -79,6 +81,16 @@ def both(flags: list[str]) -> Iterator[tuple[dict[str, Recording], dict[str, Rec
     """One after the other: two engines at once would have to share the cores."""
     theirs = recordings("-m", "vllm.entrypoints.openai.api_server", "--model", *flags)
     yield theirs, recordings("app.py", *flags)
+
+
+def test_how_many_tokens_are_in_a_chunk_makes_no_difference() -> None:
+    def chunk(text: str, **ending: str) -> Event:
+        return Event("message", json.dumps({"choices": [{"index": 0, "delta": {"content": text}, **ending}]}), "")
+
+    whole = merged([chunk("Let me", finish_reason="length")])
+    assert merged([chunk("Let"), chunk(" me", finish_reason="length")]) == whole
+    assert merged([chunk("Let"), chunk(" me"), chunk("", finish_reason="length")]) == whole
+    assert merged([chunk("Let", finish_reason="length"), chunk(" me")]) != whole
 
 
 @pytest.mark.timeout(300)
