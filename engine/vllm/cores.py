@@ -32,9 +32,9 @@ def without_worker(config: VllmConfig) -> Iterator[None]:
     """An engine with `config` that is started in here computes in the engine core's process, as it does on a GPU.
 
     On the CPU vLLM makes a worker process even for one engine, as only a new process can be told how many threads
-    OpenMP has, and which core each is bound to. But the engine core's process is new as well. Without a worker a step is
-    not sent to another process and back, the process that waited for it takes no core from the rest, and a start does
-    not wait for a third import of vLLM.
+    OpenMP has, and which core each is bound to. But the engine core's process is new as well. Without a worker, a step
+    is not sent to another process and back, the process that waited for it takes no core from the rest, and a start
+    does not wait for a third import of vLLM.
 
     OpenMP's threads are as many as vLLM would bind, on the cores of the same memory node, and bound to none: with the
     thread that loads the library, all others of the engine core would be bound to one core.
