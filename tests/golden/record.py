@@ -17,8 +17,12 @@ CHANGING = frozenset({"id", "created", "created_at", "completed_at", "item_id", 
 # What a chunk adds to, and does not replace.
 GROWING = frozenset({"content", "reasoning", "text", "arguments", "delta", "thinking", "partial_json"})
 
-# What the last chunk of a choice says beside its text; that it has text of its own is chance.
-ENDING = frozenset({"finish_reason", "stop_reason", "system_fingerprint"})
+# What a chunk counts up.
+COUNTS = frozenset({"completion_tokens", "total_tokens"})
+
+
+class Disagree(Exception):
+    """Two chunks say different things of the same."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +57,22 @@ def stable(value: Any, key: str = "") -> Any:
 
 
 def merged(events: Iterable[Event]) -> list[Any]:
-    """The events, those put together that differ only in what they add: how many tokens are in one is chance, and so is
-    which of several choices is told of first."""
+    """The events, those put together that only add to each other.
+
+    How many tokens are in one is chance (vLLM puts together what its reader did not fetch in time). So is whether the
+    last has text, and which of several choices is told of first.
+    """
     datas = [{"event": event.type} | stable(json.loads(event.data)) for event in events]
     datas.sort(key=_choice_of)
     result: list[Any] = []
     for data in datas:
-        if result and (both := _merge(result[-1], data)) is not None:
-            result[-1] = both
-        else:
-            result.append(data)
+        if result and _goes_on(result[-1]) and (data.get("choices") or "delta" in data):
+            try:
+                result[-1] = _merge(result[-1], data)
+                continue
+            except Disagree:
+                pass
+        result.append(_merge({}, data))
     return result
 
 
@@ -74,26 +84,39 @@ def _choice_of(data: Any) -> int:
     return int(choices[0]["index"]) if choices else 1 << 30
 
 
+def _goes_on(data: Any) -> bool:
+    """Whether more may be added: a chat's opening is always an event of its own, and nothing comes after the end."""
+    if "choices" not in data:
+        return True
+    closed = any(choice.get("finish_reason") or "role" in choice.get("delta", {}) for choice in data["choices"])
+    return bool(data["choices"]) and not closed
+
+
 def _merge(one: Any, two: Any, key: str = "") -> Any:
-    """What the two say together; None when they say different things."""
-    if isinstance(one, dict) and isinstance(two, dict) and one.keys() <= two.keys() <= one.keys() | ENDING:
-        both = {name: _merge(one.get(name), two[name], name) for name in two}
-        disagree = [name for name in both if both[name] is None and (one.get(name), two[name]) != (None, None)]
-        return None if disagree else both
-    if key in ENDING and one is None:
+    """What the two say together.
+
+    Raises:
+        Disagree: they are not parts of one thing.
+    """
+    if two is None:
+        return one
+    if isinstance(two, dict):
+        one = one or {}
+        return {name: _merge(one.get(name), two.get(name), name) for name in one | two}
+    if key in ("choices", "tool_calls"):
+        parts: dict[int, Any] = {}
+        for part in [*(one or ()), *two]:
+            parts[part["index"]] = _merge(parts.get(part["index"]), part)
+        return list(parts.values())
+    if one is None:
         return two
-    if key in GROWING and isinstance(one, str) and isinstance(two, str):
+    if isinstance(two, list) or (key in GROWING and isinstance(two, str)):
         return one + two
-    if key in ("token_ids", "content") and isinstance(one, list) and isinstance(two, list):
-        return one + two
-    if key == "logprobs" and isinstance(one, list) and isinstance(two, list):
-        return one + two
-    if key in ("completion_tokens", "total_tokens"):
+    if key in COUNTS:
         return max(one, two)
-    if isinstance(one, list) and isinstance(two, list) and len(one) == len(two):
-        items = [_merge(first, second, key) for first, second in zip(one, two, strict=True)]
-        return None if any(item is None for item in items) else items
-    return one if one == two else None
+    if one != two:
+        raise Disagree
+    return one
 
 
 def field_at_fault(recording: Recording) -> Any:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -83,14 +84,46 @@ def both(flags: list[str]) -> Iterator[tuple[dict[str, Recording], dict[str, Rec
     yield theirs, recordings("app.py", *flags)
 
 
-def test_how_many_tokens_are_in_a_chunk_makes_no_difference() -> None:
-    def chunk(text: str, **ending: str) -> Event:
-        return Event("message", json.dumps({"choices": [{"index": 0, "delta": {"content": text}, **ending}]}), "")
+def chunk(delta: Any, **ending: str) -> Event:
+    choice = {"index": 0, "delta": delta, "finish_reason": None, **ending}
+    return Event("message", json.dumps({"choices": [choice]}), "")
 
-    whole = merged([chunk("Let me", finish_reason="length")])
-    assert merged([chunk("Let"), chunk(" me", finish_reason="length")]) == whole
-    assert merged([chunk("Let"), chunk(" me"), chunk("", finish_reason="length")]) == whole
-    assert merged([chunk("Let", finish_reason="length"), chunk(" me")]) != whole
+
+def test_how_many_tokens_are_in_a_chunk_makes_no_difference() -> None:
+    let, me = {"content": "Let", "reasoning": None}, {"content": " me", "reasoning": None}
+    both = {"content": "Let me", "reasoning": None}
+    whole = merged([chunk(both, finish_reason="length")])
+    assert len(whole) == 1
+    assert merged([chunk(let), chunk(me, finish_reason="length")]) == whole
+    assert merged([chunk(let), chunk(me), chunk({}, finish_reason="length")]) == whole
+    assert merged([chunk(both), chunk({"content": ""}, finish_reason="length")]) == whole
+    assert merged([chunk(let, finish_reason="length"), chunk(me)]) != whole
+    assert merged([chunk(let), chunk(both, finish_reason="length")]) != whole
+    assert merged([chunk(both, finish_reason="stop")]) != whole
+
+
+def test_where_reasoning_ends_in_a_chunk_makes_no_difference() -> None:
+    whole = merged([chunk({"reasoning": "Hm", "content": "Yes"})])
+    assert merged([chunk({"reasoning": "Hm"}), chunk({"content": "Yes"})]) == whole
+    at_the_end = chunk({"reasoning": "m", "content": "Y"})
+    assert merged([chunk({"reasoning": "H"}), at_the_end, chunk({"content": "es"})]) == whole
+
+
+def test_how_much_of_a_tool_call_is_in_a_chunk_makes_no_difference() -> None:
+    def call(index: int, arguments: str, **named: str) -> Event:
+        return chunk({"tool_calls": [{"index": index, "function": {"arguments": arguments, **named}}]})
+
+    whole = merged([call(0, "{}", name="weather"), call(1, "[]", name="time")])
+    assert merged([call(0, "", name="weather"), call(0, "{}"), call(1, "[", name="time"), call(1, "]")]) == whole
+    assert merged([call(0, "{}", name="weather"), call(0, "[]", name="time")]) != whole
+    parts = [{"index": 0, "function": {"name": "weather"}}, {"index": 0, "function": {"arguments": "{}"}}]
+    assert merged([chunk({"tool_calls": parts})]) == merged([call(0, "{}", name="weather")])
+
+
+def test_what_begins_and_what_ends_a_stream_stays_by_itself() -> None:
+    opening, usage = chunk({"role": "assistant", "content": ""}), Event("message", '{"choices": [], "usage": {}}', "")
+    assert len(merged([opening, chunk({"content": "Let"}), chunk({"content": " me"}), usage])) == 3
+    assert len(merged([opening, chunk({"content": "Let"}), usage, usage])) == 4
 
 
 @pytest.mark.timeout(300)
