@@ -19,6 +19,7 @@ from bench import (
     open_streams,
     scale,
     start_up,
+    steady_load,
     table,
     token_path,
     token_recording,
@@ -36,6 +37,7 @@ ALL: dict[str, Measurement] = {
     "front_end_cost": front_end_cost.run,
     "scale": scale.run,
     "event_interval": event_interval.run,
+    "steady_load": steady_load.run,
 }
 
 # The same with fewer streams, requests and rounds. The chart is of the long run only.
@@ -44,6 +46,7 @@ QUICK: dict[str, Measurement] = ALL | {
     "front_end_cost": lambda: front_end_cost.run(rounds=1, num_requests=128),
     "scale": lambda: scale.run(streams=(1, 16, 256), rounds=1, chart=None),
     "event_interval": lambda: event_interval.run(intervals_ms=(20,), num_requests=128),
+    "steady_load": lambda: steady_load.run(shares=(0.5,), requests_share=0.3),
 }
 
 

@@ -15,7 +15,6 @@ once; then one after the other, at three quarters of the rate that the drives ha
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import table
-from bench.client import percentile
 from bench.server import ENVIRONMENT, ROOT, Server, running, targets, the_tiny_model, why_not
 from bench.table import Figure
 
@@ -46,8 +44,6 @@ MEASURES = {
     "ITL p99": ("ITL p99", "ms", 1e3),
     "burst": ("last first token of a burst", "ms", 1e3),
     "steady TTFT p50": ("TTFT p50 at steady load", "ms", 1e3),
-    "own steady TTFT p50": ("the same by the server's clock", "ms", 1e3),
-    "own steady TTFT p99": ("TTFT p99 at steady load by the server's clock", "ms", 1e3),
 }
 
 Measured = dict[str, float]
@@ -93,17 +89,9 @@ def measure_server(server: Server, num_streams: int, num_requests: int, seed: in
     burst, _ = server.drive(num_streams, num_streams, NUM_TOKENS, seed)
     measured[-1]["burst"] = burst.last_first_token_s
     per_second = STEADY_SHARE * statistics.median(drive[RATE] for drive in measured) / NUM_TOKENS
-    num_before = len(own_ttft(server))
     steady, _ = server.drive(num_streams, num_requests, NUM_TOKENS, seed + 1, per_second)
     measured[-1]["steady TTFT p50"] = steady.ttft_p50_s
-    if own := own_ttft(server)[num_before:]:
-        measured[-1] |= {f"own steady TTFT p{percent}": percentile(own, percent) for percent in (50, 99)}
     return measured
-
-
-def own_ttft(server: Server) -> list[float]:
-    """Of every request so far, as Tailrace's log has it, in seconds; the others log none."""
-    return [float(found) / 1e3 for found in re.findall(r" ttft_ms=([\d.]+)", server.log.read_text())]
 
 
 def measure(names: Sequence[str], rounds: int, num_streams: int, num_requests: int) -> dict[str, Measured]:
@@ -157,7 +145,7 @@ def run(names: Sequence[str] = NAMES, rounds: int = 3, num_streams: int = 64, nu
         print(reason)
     measured = measure([name for name in names if why_not(name) is None], rounds, num_streams, num_requests)
     load = f"{num_streams} streams, {num_requests} requests of {NUM_TOKENS} tokens, {rounds} rounds"
-    print(f"{load}: least cost, medians of the rest; 'own' is by the server's own clock\n{report(measured)}")
+    print(f"{load}: least cost, medians of the rest\n{report(measured)}")
     return figures(measured)
 
 
