@@ -177,7 +177,7 @@ def _stop_stream() -> dict[str, Any]:
         "operationId": "stopStream",
         "summary": "Stop a stream. No key is asked for.",
         "parameters": [ID],
-        "responses": {"204": {"description": "It is stopped."}, **_error_responses(404, 405, 410, 500)},
+        "responses": {"204": {"description": "It is stopped."}, **_error_responses(404, 405, 410, 500, 503)},
     }
 
 

@@ -62,9 +62,6 @@ class KeptStreamRoutes:
 
     async def _stop(self, id: str) -> Response:
         """204, also when it had ended by itself: it is what was asked for."""
-        journal = self.streams.journal
-        was_known = await journal.forget_request(id)
-        was_known = await self.streams.supervisor.cancel(id) or await journal.cancel(id) or was_known
-        if not was_known:
+        if not (await self.streams.supervisor.cancel(id) or await self.streams.journal.cancel(id)):
             raise StreamGone("there is no such stream to stop")
         return Response(status_code=204)

@@ -92,7 +92,8 @@ class MemoryJournal:
 
     async def cancel(self, id: str) -> bool:
         self._forget_old()
-        was_known = id in self._streams or id in self._owners
+        was_kept = self._requests.take(id) is not None
+        was_known = was_kept or id in self._streams or id in self._owners
         self._drop(id)
         self._take_away(id, Loss.CANCELLED)
         return was_known
@@ -102,9 +103,6 @@ class MemoryJournal:
 
     async def take(self, id: str) -> GenerationRequest | None:
         return self._requests.take(id)
-
-    async def forget_request(self, id: str) -> bool:
-        return self._requests.take(id) is not None
 
     # What entries call.
 

@@ -144,7 +144,10 @@ class Entry(Protocol):
 
 
 class Journal(Protocol):
-    """Remembers streams for the length of the window, and requests until they are run."""
+    """Remembers streams for the length of the window, and requests until they are run.
+
+    What asks for either raises `Overloaded` while the journal is out of reach: what it has may be there later.
+    """
 
     @property
     def is_shared(self) -> bool:
@@ -156,7 +159,7 @@ class Journal(Protocol):
         ...
 
     async def find(self, id: str) -> StreamRecord | None:
-        """A copy of what is known now. None: unknown, expired, of another version, or the journal is unreachable."""
+        """A copy of what is known now. None: unknown, expired, or of another version."""
         ...
 
     async def claim(self, id: str, on_lost: Callable[[Loss], None]) -> tuple[StreamRecord, Entry] | None:
@@ -169,23 +172,23 @@ class Journal(Protocol):
         ...
 
     async def cancel(self, id: str) -> bool:
-        """Forget the stream; whoever owns it hears `Loss.CANCELLED`. False when it is unknown."""
+        """Forget the stream, or the request that was not run yet. False when neither is known.
+
+        Whoever owns the stream hears `Loss.CANCELLED`; an owner in this process does so while the journal is out of
+        reach, too.
+        """
         ...
 
     async def keep(self, id: str, request: GenerationRequest) -> None:
         """Keep a request that was accepted and not run yet, for `EXPIRES_IN_S`.
 
         Raises:
-            Overloaded: too many wait to be run, or the journal is unreachable. Those that wait are kept.
+            Overloaded: too many wait to be run, too. Those that wait are kept.
         """
         ...
 
     async def take(self, id: str) -> GenerationRequest | None:
         """Take the request out. Of two at the same moment one gets it, whichever pods they are on."""
-        ...
-
-    async def forget_request(self, id: str) -> bool:
-        """Drop a request before it was run. False when it is unknown, was taken or has expired."""
         ...
 
     async def start(self) -> None:

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from engine.errors import Overloaded
 from engine.interface import GenerationRequest
@@ -120,10 +120,8 @@ class RedisJournal:
         return entry
 
     async def find(self, id: str) -> StreamRecord | None:
-        try:
+        with _answered():
             reply = await self._link.call(READ, [stream_key(id)], [b"", 0])
-        except Unreachable:
-            return None
         return reply and decode_record(id, reply[0])
 
     async def claim(self, id: str, on_lost: Callable[[Loss], None]) -> tuple[StreamRecord, Entry] | None:
@@ -131,10 +129,9 @@ class RedisJournal:
         # The entry is known before Redis is asked: the word of the next claim may come before the answer to this one.
         entry = self._new_entry(id, early.append)
         try:
-            reply = await self._link.call(READ, [entry.key], [entry.fence, self._running_ms])
-        except Unreachable:
-            reply = None
-        except asyncio.CancelledError:
+            with _answered():
+                reply = await self._link.call(READ, [entry.key], [entry.fence, self._running_ms])
+        except BaseException:  # a cancellation, too
             entry.discard()
             raise
         if reply is None:
@@ -154,40 +151,35 @@ class RedisJournal:
         return record, entry
 
     async def cancel(self, id: str) -> bool:
+        was_kept, holder, failure = False, None, None
         try:
-            holder = await self._link.call(CANCEL, [stream_key(id)], [self._running_ms])
-        except Unreachable:
-            holder = None
+            with _answered():
+                was_kept = bool(await self._link.execute("DEL", request_key(id)))
+                holder = await self._link.call(CANCEL, [stream_key(id)], [self._running_ms])
+        except Overloaded as error:
+            failure = error
         if holder is not None:
             self._lose(holder, Loss.CANCELLED)
             return True
         # Redis knows nothing of a stream that cannot be resumed; who runs it does.
         entry = next((entry for entry in self._entries.values() if entry.id == id), None)
-        if entry is None:
-            return False
-        entry.cancel()
-        return True
+        if entry is not None:
+            entry.cancel()
+            return True
+        if failure is not None:
+            raise failure
+        return was_kept
 
     # Requests.
 
     async def keep(self, id: str, request: GenerationRequest) -> None:
-        try:
+        with _answered():
             await self._link.execute("SET", request_key(id), encode_request(request), "EX", EXPIRES_IN_S)
-        except Unreachable as failure:
-            raise Overloaded("requests cannot be kept at the moment; try again later") from failure
 
     async def take(self, id: str) -> GenerationRequest | None:
-        try:
+        with _answered():
             kept = await self._link.execute("GETDEL", request_key(id))
-        except Unreachable:
-            return None
         return kept and decode_request(kept)
-
-    async def forget_request(self, id: str) -> bool:
-        try:
-            return bool(await self._link.execute("DEL", request_key(id)))
-        except Unreachable:
-            return False
 
     # What entries call.
 
@@ -301,6 +293,19 @@ class RedisJournal:
         entry = self._entries.get(fence)
         if entry is not None:
             entry.lose(loss)
+
+
+@contextlib.contextmanager
+def _answered() -> Iterator[None]:
+    """What is asked for in here is not known to be gone when Redis does not answer.
+
+    Raises:
+        Overloaded
+    """
+    try:
+        yield
+    except Unreachable as failure:
+        raise Overloaded("the journal is out of reach at the moment; try again later") from failure
 
 
 def stream_key(id: str) -> bytes:

@@ -275,8 +275,8 @@ def test_a_request_is_run_once(make: Making) -> None:
 def test_a_request_is_forgotten_before_it_is_run(make: Making) -> None:
     async def behaviour(journal: Journal, id: str) -> None:
         await journal.keep(id, REQUEST)
-        assert await journal.forget_request(id)
-        assert not await journal.forget_request(id)
+        assert await journal.cancel(id)
+        assert not await journal.cancel(id)
         assert await journal.take(id) is None
 
     behaves(make, behaviour)

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -106,6 +107,32 @@ def test_streams_go_on_without_a_journal(no_model: Site, fault: Callable[[RedisS
     asyncio.run(late.read(other.port))
     assert late.statuses == [410]
     assert_resumable(no_model.pods)
+
+
+def test_who_comes_back_while_there_is_no_journal_is_told_to_come_again(no_model: Site) -> None:
+    pod, other = no_model.pods
+    kept = httpx.post(f"{pod.url}/v1/streams", json={"prompt": "x"}).json()
+    reader, beginner = Reader(prompt="x"), Reader(kept["url"])
+    asyncio.run(reader.read(pod.port, stop_at=10))
+    record = f"tailrace:stream:{reader.stream_id}"
+    wait_until(lambda: no_model.redis.client.lindex(record, 1) == b"left", 10, "the journal to hear of the cut")
+    num_told = reader.num_tokens
+    undo = freeze(no_model.redis)
+    try:
+        for one in (reader, beginner):  # the first finds out, the second is refused at once
+            asyncio.run(one.read(other.port))
+            assert one.errors == ["overloaded"]
+            assert not one.has_ended
+        assert reader.num_tokens == num_told
+        refused = httpx.delete(f"{other.url}/v1/streams/{reader.stream_id}")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
+        assert refused.headers["retry-after"]
+    finally:
+        undo()
+    wait_until(lambda: no_model.metric("tailrace_journal_available") == 2, 10, "a journal again")
+    for one in (reader, beginner):
+        asyncio.run(one.read_to_the_end(other.port))
+        assert_whole(one, TEXT, len(WORDS))
 
 
 def test_a_slow_journal_costs_time_and_nothing_else(no_model: Site, tmp_path: Path) -> None:
