@@ -154,18 +154,26 @@ class Connection:
 
 
 class Progress:
-    """When the reader last took a byte, or had none to take; pure."""
+    """For how long the reader has taken no byte, and had some to take; pure.
+
+    A look that comes late does not count for all the time since the last: this process, and maybe the reader's machine
+    with it, was kept from its core, or suspended. Then the reader gets its chance first.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self._timeout_s = timeout_s
+        self._max_gap_s = 2 * timeout_s / CHECKS_PER_TIMEOUT
         self._taken: int | None = None
-        self._since_s = 0.0
+        self._looked_s = 0.0
+        self._still_s = 0.0
 
     def is_stalled(self, now_s: float, num_bytes_pending: int, num_bytes_taken: int) -> bool:
+        gap_s, self._looked_s = now_s - self._looked_s, now_s
         if num_bytes_pending == 0 or num_bytes_taken != self._taken:
-            self._taken, self._since_s = num_bytes_taken, now_s
+            self._taken, self._still_s = num_bytes_taken, 0.0
             return False
-        return now_s - self._since_s >= self._timeout_s
+        self._still_s += min(gap_s, self._max_gap_s)
+        return self._still_s >= self._timeout_s
 
 
 async def unless_gone(work: Awaitable[T], receive: Receive, on_gone: Callable[[], Awaitable[None]]) -> T | None:
