@@ -166,7 +166,7 @@ class RedisJournal:
         if entry is not None:
             entry.cancel()
             return True
-        if failure is not None:
+        if failure is not None and not was_kept:
             raise failure
         return was_kept
 
