@@ -1,4 +1,4 @@
-"""TTFT at a steady load by the server's own clock, and how far its p99 is from its p50, beside what the machine allows.
+"""TTFT at a steady load by the server's own clock, and how far its p99 is from its p50, beside how even the machine is.
 
     python -m bench.steady_load [--models tiny,embedded] [--shares 0.25,0.5,0.75]
 
@@ -6,8 +6,8 @@ Requests come at even distances, at a share of the rate that a closed loop of al
 TTFT is what a reader waits; with the tiny one, it is a few milliseconds of everything but the model.
 
 Beside each p99/p50 is that of mere additions, which are made to take as long as that p50, one after the other on the
-idle machine, as many as there were requests. A virtual machine has pauses of its own: where the additions' p99 is 1.5
-times their p50, nothing that takes as long can be more even.
+idle machine, as many as there were requests: a virtual machine has pauses of its own. They come right after the load,
+not during it, so they tell what such a machine does to a time of that length, and not what it did to this one.
 """
 
 import argparse

@@ -183,7 +183,7 @@ class Journal(Protocol):
         """Keep a request that was accepted and not run yet, for `EXPIRES_IN_S`.
 
         Raises:
-            Overloaded: too many wait to be run, too. Those that wait are kept.
+            Overloaded: also when too many wait to be run. Those that wait are kept.
         """
         ...
 
