@@ -15,9 +15,13 @@ from engine import embedded_model
 # CPU is 92 % of the memory, and it refuses to start where that much is not free.
 EMBEDDED_KV_CACHE_BYTES = 1 << 30
 
-# How many tokens the embedded model takes in one step on the CPU: a quarter of a second. vLLM's default of 2,048 would
-# silence every other stream for two seconds while a long prompt comes in. More than its 128 requests at once.
+# How many tokens the embedded model takes in one step on the CPU, of all prompts together: vLLM's default of 2,048
+# would silence every other stream for seconds while prompts come in. More than its 128 requests at once.
 EMBEDDED_MAX_NUM_BATCHED_TOKENS = 160
+
+# How many of those may be of one prompt, beside other requests. A token costs the more, the more come before it: at the
+# end of 2,000, a step of 150 takes half a second, and one of 32 a sixth.
+EMBEDDED_LONG_PREFILL_TOKENS = 32
 
 # Flags of `vllm serve` that name something this program does not have. Said aloud, because they would be ignored.
 WITHOUT_EFFECT = (
@@ -83,3 +87,6 @@ def name_embedded_model(args: Namespace) -> None:
     if args.max_num_batched_tokens is None:
         # vLLM wants room for a token of every running request.
         args.max_num_batched_tokens = max(EMBEDDED_MAX_NUM_BATCHED_TOKENS, args.max_num_seqs or 0)
+        if not args.long_prefill_token_threshold and not 0 < (args.max_model_len or 0) < EMBEDDED_LONG_PREFILL_TOKENS:
+            # vLLM refuses more than the context's length.
+            args.long_prefill_token_threshold = EMBEDDED_LONG_PREFILL_TOKENS
