@@ -15,6 +15,9 @@ PR_SET_PDEATHSIG = 1
 # The module that the engine's processes have for their main one.
 CHILD_MAIN = "engine.child_main"
 
+# vLLM's variable for how its processes are made: by itself it forks, where it does not compute on the CPU.
+START_METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
 # Set in the environment of engine processes that compute on the CPU.
 ON_CPU = "TAILRACE_ENGINE_ON_CPU"
 
@@ -26,8 +29,10 @@ def set_main_of_children(on_cpu: bool) -> None:
     """Call before the engine's processes are started: they will have `CHILD_MAIN` for their main module.
 
     By itself multiprocessing imports this process's main file into each of them, whatever that is: the server, a test
-    runner, somebody's notebook.
+    runner, somebody's notebook. Forks would import nothing: not the module that ends them with this process, whose
+    listening socket they have. So they are new processes, if `START_METHOD` does not say otherwise.
     """
+    os.environ.setdefault(START_METHOD, "spawn")
     if on_cpu:
         os.environ[ON_CPU] = "1"
     prepare = spawn.get_preparation_data
