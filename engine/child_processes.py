@@ -1,11 +1,12 @@
 """The engine's processes, as the operating system sees them: out of the terminal's reach, and gone when this one is."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 from multiprocessing import resource_tracker, spawn
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -70,28 +71,40 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def end_child_processes() -> None:
-    """End every process below this one, asking first. Blocks for at most `GRACE_S` and a moment.
+class StartedProcesses:
+    """The processes that this one starts while this context is entered, and those below them.
 
-    Python's resource tracker is left alone: it does not listen, ends with this process, and frees what others forgot.
+    Python's resource tracker must run already. It is not to be ended: it ends with this process, and frees what others
+    forgot.
     """
-    children = [child for child in psutil.Process().children(recursive=True) if not _is_resource_tracker(child)]
-    for child in children:
-        try:
-            child.terminate()
-        except psutil.NoSuchProcess:
-            continue
-    _, alive = psutil.wait_procs(children, timeout=GRACE_S)
-    for child in alive:
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
-    psutil.wait_procs(alive, timeout=1.0)
 
+    def __init__(self) -> None:
+        self._others: set[psutil.Process] | None = None
+        self._started: list[psutil.Process] = []
 
-def _is_resource_tracker(process: psutil.Process) -> bool:
-    try:
-        return any("resource_tracker" in part for part in process.cmdline())
-    except psutil.NoSuchProcess:
-        return False
+    def __enter__(self) -> Self:
+        self._others = set(psutil.Process().children())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._started, self._others = self._so_far(), None
+
+    def _so_far(self) -> list[psutil.Process]:
+        if self._others is None:
+            return self._started
+        return [child for child in psutil.Process().children() if child not in self._others]
+
+    def end(self) -> None:
+        """End them, asking first; also while they are being started. Blocks for at most `GRACE_S` and a moment."""
+        ending: list[psutil.Process] = []
+        for process in self._so_far():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                ending += [process, *process.children(recursive=True)]
+        for process in ending:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        _, alive = psutil.wait_procs(ending, timeout=GRACE_S)
+        for process in alive:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(alive, timeout=1.0)

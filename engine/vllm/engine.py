@@ -28,7 +28,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from engine import embedded_model
-from engine.child_processes import end_child_processes, set_main_of_children, shield_children_from_ctrl_c
+from engine.child_processes import StartedProcesses, set_main_of_children, shield_children_from_ctrl_c
 from engine.engine_thread import EngineThread
 from engine.errors import ContextLength, StreamGone
 from engine.interface import AnyRequest, GenerationRequest, PreparedRequest, Terms, TokenSource
@@ -71,6 +71,7 @@ class VllmEngine:
         self._uses_embedded_model = uses_embedded_model
         self._served_names: list[str] = args.served_model_name or [args.model]
         self._thread = EngineThread()
+        self._processes = StartedProcesses()
         self._off_loop = OffLoop()
         self._starting: asyncio.Future[AsyncLLM] | None = None
         self._llm: AsyncLLM | None = None
@@ -111,8 +112,8 @@ class VllmEngine:
         shield_children_from_ctrl_c()
         on_cpu = current_platform.is_cpu()
         set_main_of_children(on_cpu)
-        config = AsyncEngineArgs.from_cli_args(self._args).create_engine_config(UsageContext.OPENAI_API_SERVER)
-        with ExitStack() as stack:
+        with self._processes, ExitStack() as stack:
+            config = AsyncEngineArgs.from_cli_args(self._args).create_engine_config(UsageContext.OPENAI_API_SERVER)
             if on_cpu:
                 stack.enter_context(tcmalloc_preloaded())
                 if needs_no_worker(config, self._args.distributed_executor_backend):
@@ -265,7 +266,7 @@ class VllmEngine:
             # Nothing can interrupt the load from outside but the end of the processes that it waits for.
             self._starting.cancel()
         self._off_loop.stop()
-        await asyncio.to_thread(end_child_processes)
+        await asyncio.to_thread(self._processes.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,4 @@
-"""One real engine, the embedded model on the CPU, for all tests of this folder: a start costs 25 s.
-
-Files with an engine of their own come first by their names, before this one is started: the stop of an engine ends
-every engine process below this process.
-"""
+"""One real engine, the embedded model on the CPU, for all tests of this folder: a start costs 25 s."""
 
 from collections.abc import Iterator
 

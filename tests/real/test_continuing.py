@@ -1,8 +1,7 @@
 """A generation that was cut and goes on says, byte for byte, what it would have said.
 
 In float32: in bf16 a near-tie may fall the other way when tokens that were made one by one are computed together. So
-these tests have an engine of their own. It must be over before the folder's begins, because an engine that stops ends
-all child processes; the order of the files' names sees to that.
+these tests have an engine of their own.
 """
 
 from collections.abc import Iterator
