@@ -1,9 +1,10 @@
 """The measurement at a steady load takes the server's own times, of the requests of one rate alone."""
 
+import time
 from pathlib import Path
 
 from bench.server import running, tailrace
-from bench.steady_load import NUM_TOKENS, additions_ratio, measure_at, own_ttft_s
+from bench.steady_load import ADDITIONS_EVERY_S, NUM_TOKENS, Additions, measure_at, own_ttft_s
 
 TTFT_S = 0.1
 
@@ -21,5 +22,12 @@ def test_a_row_is_of_the_requests_of_its_rate(tmp_path: Path) -> None:
         assert row.additions_ratio >= 1
 
 
-def test_additions_can_take_less_than_a_millisecond_too() -> None:
-    assert additions_ratio(1e-5, 20) >= 1
+def test_additions_are_measured_while_the_load_lasts() -> None:
+    with Additions() as additions:
+        time.sleep(10 * ADDITIONS_EVERY_S)
+    num_measured = len(additions.cpu_s)
+    assert 1 <= num_measured <= 10
+    assert min(additions.cpu_s) > 0
+    assert additions.ratio >= 1
+    time.sleep(2 * ADDITIONS_EVERY_S)
+    assert len(additions.cpu_s) == num_measured
