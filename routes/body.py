@@ -1,10 +1,9 @@
 """A request's body: read with a bound on its size and on its pauses."""
 
-import asyncio
-
 from starlette.requests import Request
 
 from engine.errors import BodyTooLarge, InvalidRequest
+from engine.time_limit import time_limit
 
 
 async def read_body(request: Request, max_bytes: int, stall_timeout_s: float) -> bytes:
@@ -22,7 +21,7 @@ async def read_body(request: Request, max_bytes: int, stall_timeout_s: float) ->
     chunks = request.stream()
     while True:
         try:
-            async with asyncio.timeout(stall_timeout_s or None):
+            async with time_limit(stall_timeout_s or None):
                 body += await anext(chunks)
         except StopAsyncIteration:
             return bytes(body)

@@ -16,6 +16,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError
 
 from engine.journal.address import connect_to
 from engine.journal.scripts import PROBE, PROBE_KEYS, Script
+from engine.time_limit import time_limit
 
 logger = logging.getLogger("tailrace.journal")
 
@@ -111,7 +112,7 @@ class RedisLink:
         await self._try("EVAL", PROBE.text, len(PROBE_KEYS), *PROBE_KEYS, round(1000 * RETRY_S))
 
     async def _try(self, *command: Argument) -> Any:
-        async with asyncio.timeout(self._timeout_s):
+        async with time_limit(self._timeout_s):
             return await self._redis.execute_command(*command)  # type: ignore[no-untyped-call]
 
 

@@ -423,6 +423,20 @@ def test_a_slow_redis_makes_larger_batches_and_loses_nothing(server: RedisServer
     run(behaviour())
 
 
+def test_a_process_that_was_kept_from_its_core_does_not_take_redis_for_down(server: RedisServer) -> None:
+    async def behaviour() -> None:
+        async with pod(server.url, timeout_s=0.5) as a:
+            owner = await stream_of(a, "x")
+            owner.write(2)
+            await asyncio.sleep(0)  # the batch is on its way
+            time.sleep(1.0)  # noqa: ASYNC251  nobody looks
+            await until(lambda: owner.heard == [1, 2])
+            assert a.available == [True]
+            assert await texts(a.journal, "x") == ["a"] * 2
+
+    run(behaviour())
+
+
 def test_a_journal_that_is_out_of_reach_at_the_start_is_tried_again(own_server: RedisServer) -> None:
     own_server.kill()
 
