@@ -20,8 +20,8 @@ EMBEDDED_KV_CACHE_BYTES = 1 << 30
 EMBEDDED_MAX_NUM_BATCHED_TOKENS = 160
 
 # How many of those may be of one prompt, beside other requests. A token costs the more, the more come before it: at the
-# end of 2,000, a step of 150 takes half a second, and one of 32 a sixth.
-EMBEDDED_LONG_PREFILL_TOKENS = 32
+# end of 2,000, a step of 150 takes half a second, and one of 64 a quarter. A question in a chat is shorter than that.
+EMBEDDED_LONG_PREFILL_TOKENS = 64
 
 # Flags of `vllm serve` that name something this program does not have. Said aloud, because they would be ignored.
 WITHOUT_EFFECT = (

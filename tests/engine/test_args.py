@@ -11,13 +11,13 @@ pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="the embed
 @pytest.mark.parametrize(
     ("argv", "num_batched_tokens", "num_long_prefill_tokens"),
     [
-        ([], 160, 32),
-        (["--max-num-seqs", "200"], 200, 32),
+        ([], 160, 64),
+        (["--max-num-seqs", "200"], 200, 64),
         (["--max-num-batched-tokens", "64"], 64, 0),
         (["--long-prefill-token-threshold", "48"], 160, 48),
-        (["--max-model-len", "32"], 160, 32),
-        (["--max-model-len", "31"], 160, 0),
-        (["--max-model-len", "auto"], 160, 32),
+        (["--max-model-len", "64"], 160, 64),
+        (["--max-model-len", "63"], 160, 0),
+        (["--max-model-len", "auto"], 160, 64),
     ],
 )
 def test_one_prompt_has_a_share_of_a_step(

