@@ -90,9 +90,10 @@ class StartedProcesses:
         self._started, self._others = self._so_far(), None
 
     def _so_far(self) -> list[psutil.Process]:
-        if self._others is None:
+        others = self._others  # which another thread may be about to forget
+        if others is None:
             return self._started
-        return [child for child in psutil.Process().children() if child not in self._others]
+        return [child for child in psutil.Process().children() if child not in others]
 
     def end(self) -> None:
         """End them, asking first; also while they are being started. Blocks for at most `GRACE_S` and a moment."""

@@ -22,10 +22,11 @@ async def read_body(request: Request, max_bytes: int, stall_timeout_s: float) ->
     while True:
         try:
             async with time_limit(stall_timeout_s or None):
-                body += await anext(chunks)
-        except StopAsyncIteration:
-            return bytes(body)
+                chunk = await anext(chunks, None)
         except TimeoutError:
             raise InvalidRequest("the rest of the body did not come", param="body") from None
+        if chunk is None:
+            return bytes(body)
+        body += chunk
         if len(body) > max_bytes:
             raise too_large
