@@ -142,7 +142,7 @@ def test_no_stream_and_no_probe_waits_for_a_giant(server: RunningServer, name: s
 
 
 def test_the_longest_prompt_that_fits_is_no_trouble_either(server: RunningServer, client: httpx.Client) -> None:
-    """The streams wait for each of its steps, which are as long as the machine is slow, and none is much of the whole."""
+    """Streams wait for each of its steps; how long one is depends on the machine, and it is little of the whole."""
     with watched(server) as gaps:
         started_s = time.monotonic()
         response = client.post("/v1/stream", json={"prompt": "word " * 2000, "max_tokens": 1})
