@@ -30,7 +30,7 @@ SHARES = (0.25, 0.5, 0.75)
 # Of each share: enough for a p99, within two minutes at the least of the rates.
 NUM_REQUESTS = {"tiny": 1000, "embedded": 150}
 
-# Before the load there is too much of it for a while, so that batches of every size have been there. With the tiny
+# Before the load there is too much of it for a while, so that batches of most sizes have been there. With the tiny
 # model the first of a size takes several times as long as the next: code is made for it, and memory is touched.
 OVERLOAD = 1.25
 

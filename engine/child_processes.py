@@ -81,6 +81,7 @@ class StartedProcesses:
     def __init__(self) -> None:
         self._others: set[psutil.Process] | None = None
         self._started: list[psutil.Process] = []
+        self._is_ended = False
 
     def __enter__(self) -> Self:
         self._others = set(psutil.Process().children())
@@ -88,6 +89,8 @@ class StartedProcesses:
 
     def __exit__(self, *_: object) -> None:
         self._started, self._others = self._so_far(), None
+        if self._is_ended:
+            self.end()
 
     def _so_far(self) -> list[psutil.Process]:
         others = self._others  # which another thread may be about to forget
@@ -96,7 +99,11 @@ class StartedProcesses:
         return [child for child in psutil.Process().children() if child not in others]
 
     def end(self) -> None:
-        """End them, asking first; also while they are being started. Blocks for at most `GRACE_S` and a moment."""
+        """End them, asking first. Blocks for at most `GRACE_S` and a moment.
+
+        Those that are started after this are ended when the context is left.
+        """
+        self._is_ended = True
         ending: list[psutil.Process] = []
         for process in self._so_far():
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -12,8 +12,8 @@ LAST_LOOK_SHARE = 0.1
 async def time_limit(seconds: float | None) -> AsyncIterator[None]:
     """As `asyncio.timeout`; but what came while this process was kept from its core, or suspended, still counts.
 
-    When the event loop runs again after that, what is due goes before what is there to be read. So the wait is not over
-    when it is due, but a moment later.
+    When the event loop runs again after that, what is due goes before what is there to be read. So the last tenth of
+    the limit begins only once the loop has run after the other nine. (A pause that begins within it still counts.)
 
     Raises:
         TimeoutError

@@ -40,7 +40,7 @@ def connect_to(url: str, timeout_s: float) -> Redis:
             f"{SCHEMES[scheme.lower()]}://{rest}",
             protocol=2,  # of version 3 nothing is used, and it takes more round trips to begin with
             socket_timeout=None,  # the journal sets one time limit to the whole of a call
-            socket_connect_timeout=2 * timeout_s,  # which is for the listener, the one that is in no call
+            socket_connect_timeout=2 * timeout_s,  # for the listener; a call has its own limit, which comes first
             retry=Retry(NoBackoff(), 0),
         )
         pool.make_connection()  # type: ignore[no-untyped-call]  # does not connect; raises for options that it does not know

@@ -52,7 +52,7 @@ def parse(
     make_arg_parser(parser)
     add_own_flags(parser)
     untouched = vars(parser.parse_args([]))
-    parser.set_defaults(model=None, enforce_eager=None, use_tqdm_on_load=False)
+    parser.set_defaults(model=None, enforce_eager=None, use_tqdm_on_load=False, long_prefill_token_threshold=None)
     for action in parser._actions:
         if action.dest in changed:
             action.type, action.default = changed[action.dest]
@@ -61,6 +61,8 @@ def parse(
     if args.enforce_eager is None:
         # Compiling takes the start on the CPU from 30 s to 100 s; there, speed is not why one is here.
         args.enforce_eager = current_platform.is_cpu() and args.compilation_config == untouched["compilation_config"]
+    if args.model is not None and args.long_prefill_token_threshold is None:
+        args.long_prefill_token_threshold = untouched["long_prefill_token_threshold"]
     _check(parser, args, untouched)
     ignored = [name for name in WITHOUT_EFFECT if getattr(args, name) != untouched[name]]
     return args, ["--" + name.replace("_", "-") for name in ignored]
@@ -79,14 +81,14 @@ def _check(parser: argparse.ArgumentParser, args: Namespace, untouched: dict[str
 def name_embedded_model(args: Namespace) -> None:
     """Give the embedded model its name and its modest needs, where the user said nothing else."""
     args.served_model_name = args.served_model_name or [embedded_model.NAME]
-    asked_for_memory = "VLLM_CPU_KVCACHE_SPACE" in os.environ or args.kv_cache_memory_bytes is not None
-    if not current_platform.is_cpu():
-        return
-    if not asked_for_memory:
-        args.kv_cache_memory_bytes = EMBEDDED_KV_CACHE_BYTES
-    if args.max_num_batched_tokens is None:
+    splits_prompts = current_platform.is_cpu() and args.max_num_batched_tokens is None
+    if args.long_prefill_token_threshold is None:
+        # vLLM refuses more than the context's length.
+        fits = not 0 < (args.max_model_len or 0) < EMBEDDED_LONG_PREFILL_TOKENS
+        args.long_prefill_token_threshold = EMBEDDED_LONG_PREFILL_TOKENS if splits_prompts and fits else 0
+    if splits_prompts:
         # vLLM wants room for a token of every running request.
         args.max_num_batched_tokens = max(EMBEDDED_MAX_NUM_BATCHED_TOKENS, args.max_num_seqs or 0)
-        if not args.long_prefill_token_threshold and not 0 < (args.max_model_len or 0) < EMBEDDED_LONG_PREFILL_TOKENS:
-            # vLLM refuses more than the context's length.
-            args.long_prefill_token_threshold = EMBEDDED_LONG_PREFILL_TOKENS
+    asked_for_memory = "VLLM_CPU_KVCACHE_SPACE" in os.environ or args.kv_cache_memory_bytes is not None
+    if current_platform.is_cpu() and not asked_for_memory:
+        args.kv_cache_memory_bytes = EMBEDDED_KV_CACHE_BYTES

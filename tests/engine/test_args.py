@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(not current_platform.is_cpu(), reason="the embed
         (["--max-num-seqs", "200"], 200, 64),
         (["--max-num-batched-tokens", "64"], 64, 0),
         (["--long-prefill-token-threshold", "48"], 160, 48),
+        (["--long-prefill-token-threshold", "0"], 160, 0),
         (["--max-model-len", "64"], 160, 64),
         (["--max-model-len", "63"], 160, 0),
         (["--max-model-len", "auto"], 160, 64),
@@ -32,3 +33,8 @@ def test_a_model_of_ones_own_has_the_defaults_of_vllm() -> None:
     args = settings.load(["some/model"], {}).args
     assert args.max_num_batched_tokens is None
     assert args.long_prefill_token_threshold == 0
+
+
+def test_what_is_asked_for_a_model_of_ones_own_is_had() -> None:
+    args = settings.load(["some/model", "--long-prefill-token-threshold", "48"], {}).args
+    assert args.long_prefill_token_threshold == 48

@@ -7,6 +7,7 @@ from multiprocessing import spawn
 
 import psutil
 import pytest
+from vllm import envs
 from vllm.utils.system_utils import get_mp_context
 
 from engine import child_processes
@@ -16,6 +17,7 @@ from tests.server import wait_until
 
 @pytest.fixture(autouse=True)
 def unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs.disable_envs_cache()  # an engine that ran in this process had it
     monkeypatch.setattr(spawn, "get_preparation_data", spawn.get_preparation_data)
     monkeypatch.setenv(START_METHOD, "fork")
 
@@ -74,6 +76,14 @@ def test_also_while_they_are_being_started(children: list[subprocess.Popen[bytes
         within = a_child(children)
         processes.end()
         assert [is_running(child) for child in (before, within)] == [True, False]
+
+
+def test_what_is_started_after_the_end_is_ended_too(children: list[subprocess.Popen[bytes]]) -> None:
+    """A start that cannot be interrupted goes on for a while."""
+    with StartedProcesses() as processes:
+        processes.end()
+        within = a_child(children)
+    assert not is_running(within)
 
 
 def test_none_was_started(children: list[subprocess.Popen[bytes]]) -> None:

@@ -1,4 +1,4 @@
-"""What came in time is seen in time, however late this process looks."""
+"""What came while this process did not look is seen, and what does not come is not waited for."""
 
 import asyncio
 import socket

@@ -68,10 +68,11 @@ ELSEWHERE = {
 
 
 class Gaps:
-    """The longest silence of each watcher, between its first sign and its last."""
+    """The longest silence of each watcher, between its first sign and its last, and how many signs it had."""
 
     def __init__(self) -> None:
         self.longest_s: dict[str, float] = {}
+        self.num_signs: dict[str, int] = {}
         self.stop = threading.Event()
         self.num_watching = 0
 
@@ -80,7 +81,9 @@ class Gaps:
         self.num_watching += 1
         last_s = time.monotonic()
         self.longest_s[name] = 0.0
+        self.num_signs[name] = 0
         for _ in signs:
+            self.num_signs[name] += 1
             now_s = time.monotonic()
             self.longest_s[name] = max(self.longest_s[name], now_s - last_s)
             last_s = now_s
@@ -89,6 +92,9 @@ class Gaps:
 
     def worst(self, prefix: str) -> float:
         return max(gap_s for name, gap_s in self.longest_s.items() if name.startswith(prefix))
+
+    def fewest(self, prefix: str) -> int:
+        return min(num_signs for name, num_signs in self.num_signs.items() if name.startswith(prefix))
 
 
 def tokens(server: RunningServer) -> Iterator[object]:
@@ -116,6 +122,7 @@ def watched(server: RunningServer) -> Iterator[Gaps]:
     wait_until(lambda: gaps.num_watching == len(threads), 10, "every stream")
     threading.Event().wait(1.0)
     gaps.longest_s = dict.fromkeys(gaps.longest_s, 0.0)
+    gaps.num_signs = dict.fromkeys(gaps.num_signs, 0)
     try:
         yield gaps
     finally:
@@ -142,13 +149,14 @@ def test_no_stream_and_no_probe_waits_for_a_giant(server: RunningServer, name: s
 
 
 def test_the_longest_prompt_that_fits_is_no_trouble_either(server: RunningServer, client: httpx.Client) -> None:
-    """Streams wait for each of its steps; how long one is depends on the machine, and it is little of the whole."""
+    """Streams wait for each of its steps, of which there are 32; how long one takes depends on the machine."""
     with watched(server) as gaps:
         started_s = time.monotonic()
         response = client.post("/v1/stream", json={"prompt": "word " * 2000, "max_tokens": 1})
         took_s = time.monotonic() - started_s
-        streams, probe = gaps.worst("stream"), gaps.worst("probe")
+        streams, probe, num_tokens = gaps.worst("stream"), gaps.worst("probe"), gaps.fewest("stream")
     logger.info("2,000 tokens in %.1f s: longest gap of streams %.3f s, of the probe %.3f s", took_s, streams, probe)
     assert response.status_code == 200
-    assert streams < max(MAX_GAP_S, took_s / 15)
+    assert num_tokens > 20
+    assert streams < max(MAX_GAP_S, took_s / 14)
     assert probe < MAX_GAP_S
