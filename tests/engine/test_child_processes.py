@@ -112,3 +112,4 @@ def test_one_that_ended_by_itself(children: list[subprocess.Popen[bytes]]) -> No
     within.kill()
     within.wait()
     processes.end()
+    assert not is_running(within)

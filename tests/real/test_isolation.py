@@ -149,7 +149,7 @@ def test_no_stream_and_no_probe_waits_for_a_giant(server: RunningServer, name: s
 
 
 def test_the_longest_prompt_that_fits_is_no_trouble_either(server: RunningServer, client: httpx.Client) -> None:
-    """Streams wait for each of its steps, of which there are 32; how long one takes depends on the machine."""
+    """Streams wait for each of its steps, of which there are 32."""
     with watched(server) as gaps:
         started_s = time.monotonic()
         response = client.post("/v1/stream", json={"prompt": "word " * 2000, "max_tokens": 1})
@@ -158,5 +158,4 @@ def test_the_longest_prompt_that_fits_is_no_trouble_either(server: RunningServer
     logger.info("2,000 tokens in %.1f s: longest gap of streams %.3f s, of the probe %.3f s", took_s, streams, probe)
     assert response.status_code == 200
     assert num_tokens > 20
-    assert streams < max(MAX_GAP_S, took_s / 14)
-    assert probe < MAX_GAP_S
+    assert max(streams, probe) < MAX_GAP_S
