@@ -54,8 +54,9 @@ class TokenStream(DeltaStream):
         self._entry.write(passage, partial(self._show, block, num_tokens))
 
     def _show(self, block: bytes, num_tokens: int) -> None:
-        """The journal has it; now its reader may."""
-        if not self.is_over:
+        """The journal has it; now its reader may. For one who has left, the connection drops it."""
+        assert self._over is not None
+        if not self._over.done():
             self._write_token(block, num_tokens)
 
     def _finish(self, finish_reason: str) -> None:

@@ -3,27 +3,63 @@
 Invariant: it holds at most `max_streams` streams of `max_bytes` together, the running ones included.
 """
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from itertools import chain
 
 from engine.interface import GenerationRequest
 from engine.journal.kept_requests import KeptRequests
 from engine.journal.records import Ending, Entry, Loss, Opening, Passage, StreamRecord
 
 
-@dataclass(slots=True)
-class _Stream:
-    """A record that is still being written. It holds the owner's passages themselves, not copies."""
+class GrowingRecord:
+    """A record that is still being written: its passages as columns, none of them an object of its own.
 
-    id: str
-    opening: Opening
-    num_bytes: int
-    passages: list[Passage] = field(default_factory=list)
-    ending: Ending | None = None
+    Two objects for every token are three times as large, and the garbage collector looks at all of them again and again
+    (`docs/performance.md`).
+    """
+
+    __slots__ = ("_ends", "_num_tokens", "_reasonings", "_texts", "_token_ids", "ending", "id", "num_bytes", "opening")
+
+    def __init__(self, id: str, opening: Opening) -> None:
+        self.id = id
+        self.opening = opening
+        self.ending: Ending | None = None
+        # What it takes in memory, estimated from above.
+        self.num_bytes = opening.num_bytes
+        self._num_tokens = array("i")
+        self._texts: list[str] = []
+        self._reasonings: dict[int, str] = {}  # by the passage: few have any
+        # Of all passages, and where each of them ends.
+        self._token_ids = array("i")
+        self._ends = array("i")
+
+    def add(self, passage: Passage) -> int:
+        """What the stream has grown by, in bytes."""
+        all_ids = self._token_ids
+        # A string is 76 bytes and at most 4 a character; and a column has room for an eighth more than is in it.
+        num_bytes = 96 + 4 * len(passage.text) + 5 * len(passage.token_ids)
+        if passage.reasoning:
+            self._reasonings[len(self._texts)] = passage.reasoning
+            num_bytes += 200 + 4 * len(passage.reasoning)
+        self._texts.append(passage.text)
+        self._num_tokens.append(passage.num_tokens)
+        all_ids.extend(passage.token_ids)
+        self._ends.append(len(all_ids))
+        self.num_bytes += num_bytes
+        return num_bytes
 
     def record(self) -> StreamRecord:
-        return StreamRecord(self.id, self.opening, list(self.passages), self.ending)
+        """A copy of what is known now."""
+        starts = chain((0,), self._ends)
+        passages = [
+            Passage(num_tokens, text, self._reasonings.get(index, ""), self._token_ids[start:end].tolist())
+            for index, (num_tokens, text, start, end) in enumerate(
+                zip(self._num_tokens, self._texts, starts, self._ends, strict=False)
+            )
+        ]
+        return StreamRecord(self.id, self.opening, passages, self.ending)
 
 
 class MemoryJournal:
@@ -48,7 +84,7 @@ class MemoryJournal:
         self._max_bytes = max_bytes
         self._on_unresumed = on_unresumed
         self._requests = KeptRequests(clock)
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, GrowingRecord] = {}
         self._num_bytes = 0
         # The owners of those that run; an owner whose stream was dropped is still one, and can be cancelled. And when
         # those expire that nobody runs, the oldest first.
@@ -68,9 +104,10 @@ class MemoryJournal:
         self._forget_old()
         self._drop(id)
         self._take_away(id, Loss.TAKEN)
-        stream = self._streams[id] = _Stream(id, opening, opening.num_bytes)
+        stream = self._streams[id] = GrowingRecord(id, opening)
         entry = self._owners[id] = _MemoryEntry(self, id, stream, on_lost)
-        self.add_bytes(stream.num_bytes)
+        self._num_bytes += stream.num_bytes
+        self._make_room()
         return entry
 
     async def find(self, id: str) -> StreamRecord | None:
@@ -109,7 +146,7 @@ class MemoryJournal:
     def add_bytes(self, num_bytes: int) -> None:
         """Count what a stream has grown by, and make room when that is too much."""
         self._num_bytes += num_bytes
-        if self._num_bytes > self._max_bytes or len(self._streams) > self._max_streams:
+        if self._num_bytes > self._max_bytes:
             self._make_room()
 
     def let_go(self, owner: "_MemoryEntry", is_kept: bool) -> None:
@@ -160,7 +197,7 @@ class _MemoryEntry:
         self,
         journal: MemoryJournal,
         id: str,
-        stream: _Stream | None,
+        stream: GrowingRecord | None,
         on_lost: Callable[[Loss], None],
         is_over: bool = False,
     ) -> None:
@@ -177,12 +214,8 @@ class _MemoryEntry:
     def write(self, passage: Passage, on_written: Callable[[], None]) -> None:
         if self._is_over:
             return
-        stream = self._stream
-        if stream is not None:
-            num_bytes = passage.num_bytes
-            stream.passages.append(passage)
-            stream.num_bytes += num_bytes
-            self._journal.add_bytes(num_bytes)
+        if self._stream is not None:
+            self._journal.add_bytes(self._stream.add(passage))
         on_written()
 
     def end(self, ending: Ending, on_written: Callable[[], None]) -> None:

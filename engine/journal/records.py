@@ -50,11 +50,6 @@ class Passage:
     reasoning: str = ""
     token_ids: Sequence[int] = ()
 
-    @property
-    def num_bytes(self) -> int:
-        """As `Opening.num_bytes`; a character has 4 bytes at most, and the objects take 240."""
-        return 240 + 4 * (len(self.text) + len(self.reasoning)) + 36 * len(self.token_ids)
-
 
 @dataclass(frozen=True, slots=True)
 class Ending:
@@ -81,10 +76,6 @@ class StreamRecord:
         if self.ending is not None:
             return self.ending.num_tokens
         return self.passages[-1].num_tokens if self.passages else 0
-
-    @property
-    def num_bytes(self) -> int:
-        return self.opening.num_bytes + sum(passage.num_bytes for passage in self.passages)
 
     def after(self, num_tokens: int) -> Passage | None:
         """All that a reader is missing whose last event had `num_tokens`; None when no event had that number."""

@@ -1,8 +1,13 @@
 """The record, and what the journal in memory bounds."""
 
 import asyncio
+import gc
+import tracemalloc
+
+import pytest
 
 from engine.journal import Ending, MemoryJournal, Passage, StreamRecord
+from engine.journal.memory import GrowingRecord
 from tests.engine.owners import ENDING, OPENING, Owner, passage, texts
 
 
@@ -59,7 +64,7 @@ def test_the_oldest_that_nobody_runs_go_first_when_there_are_too_many() -> None:
 
 def test_what_streams_hold_is_bounded_and_given_back() -> None:
     async def run() -> None:
-        size = OPENING.num_bytes + passage(1).num_bytes
+        size = OPENING.num_bytes + GrowingRecord("x", OPENING).add(passage(1))
         journal = MemoryJournal(Clock(), max_bytes=3 * size)
         for id in ("a", "b", "c", "d", "e"):
             owner = Owner().open(journal, id)
@@ -74,6 +79,44 @@ def test_what_streams_hold_is_bounded_and_given_back() -> None:
         assert await texts(journal, "f") == ["a"] * 3
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("text", ["a token", "토큰", "🙂", ""])
+@pytest.mark.parametrize("reasoning", ["", "a thought"])
+@pytest.mark.parametrize("num_ids", [1, 7])
+def test_streams_take_no_more_memory_than_is_counted(text: str, reasoning: str, num_ids: int) -> None:
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        records = [GrowingRecord(str(index), OPENING) for index in range(20)]
+        for growing in records:
+            for n in range(300, 400):
+                # Objects that nobody else has: a literal would be the same one every time.
+                growing.add(Passage(n, f" {text}"[1:], f" {reasoning}"[1:], list(range(n, n + num_ids))))
+        taken = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    counted = sum(growing.num_bytes for growing in records)
+    assert counted / 5 < taken <= counted
+
+
+def test_the_garbage_collector_has_nothing_to_do_with_what_was_said() -> None:
+    growing = GrowingRecord("x", OPENING)
+    gc.collect()
+    before = len(gc.get_objects())
+    for n in range(1, 1000):
+        growing.add(passage(n))
+    assert len(gc.get_objects()) - before < 50
+    found = growing.record()
+    assert found.passages == [passage(n) for n in range(1, 1000)]
+
+
+def test_a_record_has_each_passage_as_it_was_written() -> None:
+    passages = [Passage(1, "a", "", [7]), Passage(4, "", "hm", [8, 2**31 - 1, 9]), Passage(5, "b", "so", [10])]
+    growing = GrowingRecord("x", OPENING)
+    for one in passages:
+        growing.add(one)
+    assert growing.record() == record(*passages)
 
 
 def test_a_running_stream_that_is_too_large_goes_on_unresumed() -> None:
