@@ -1,6 +1,6 @@
 """A reasoning model that was cut goes on with its thought, or with its answer, as it would have.
 
-An engine of its own, as in `test_continuing`: the model that thinks.
+An engine of its own: the model that thinks.
 """
 
 from collections.abc import Iterator

@@ -3,24 +3,17 @@
 import json
 
 import httpx
-import pytest
 from httpx_sse import connect_sse
 
 from engine.vllm.off_loop import OFF_LOOP_BYTES
-from tests.event_source import done, joined_text, parse, token_events
+from tests.event_source import done, joined_text, parse
 from tests.real.reference import completion
 from tests.server import RunningServer
-
-PROMPTS = {
-    "english": "The capital of France is",
-    "korean": "대한민국의 수도는 서울이고, 일본의 수도는",
-    "emoji": "🙂🙃🎉 🎊🎈🎁 🙂🙃🎉 🎊🎈🎁 🙂🙃🎉",
-}
 
 
 def test_the_first_token_arrives_before_the_last_is_made(server: RunningServer, client: httpx.Client) -> None:
     made_before = server.metric("vllm:generation_tokens_total")
-    params = {"prompt": PROMPTS["english"], "max_tokens": "200", "ignore_eos": "true"}
+    params = {"prompt": "The capital of France is", "max_tokens": "200", "ignore_eos": "true"}
     with connect_sse(client, "GET", "/v1/stream", params=params) as source:
         stream = source.iter_sse()
         types = [next(stream).event, next(stream).event]
@@ -29,27 +22,6 @@ def test_the_first_token_arrives_before_the_last_is_made(server: RunningServer, 
     assert types == ["start", "message"]
     assert made < 200
     assert json.loads(last.data)["usage"]["completion_tokens"] == 200
-
-
-@pytest.mark.parametrize("name", PROMPTS)
-def test_joined_events_equal_the_text_that_is_not_streamed(
-    server: RunningServer, client: httpx.Client, name: str
-) -> None:
-    for max_tokens in range(1, 41):
-        expected = completion(server, PROMPTS[name], max_tokens=max_tokens)
-        body = client.get(
-            "/v1/stream", params={"prompt": PROMPTS[name], "max_tokens": str(max_tokens), "temperature": "0"}
-        ).content
-        for block in body.split(b"\n\n"):
-            block.decode("utf-8")
-        events = parse(body)
-        assert joined_text(events) == expected.text
-        allowed = expected.text.count("\ufffd")
-        assert sum(event.json["token"].count("\ufffd") for event in token_events(events)) == allowed
-        last = done(events)
-        assert last["finish_reason"] == expected.finish_reason
-        assert last["usage"]["completion_tokens"] == len(expected.token_ids)
-        assert events[-1].id.endswith(f":{len(expected.token_ids)}")
 
 
 def test_a_chat_goes_through_the_template(server: RunningServer, client: httpx.Client) -> None:

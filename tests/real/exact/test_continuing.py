@@ -1,22 +1,15 @@
-"""A generation that was cut and goes on says, byte for byte, what it would have said.
+"""A generation that was cut and goes on says, byte for byte, what it would have said."""
 
-In float32: in bf16 a near-tie may fall the other way when tokens that were made one by one are computed together. So
-these tests have an engine of their own.
-"""
-
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-import settings
-from engine import quiet
 from engine.errors import StreamGone
 from engine.interface import GenerationRequest, Sampling
 from engine.vllm.engine import VllmEngine
 from tests.real.cutting import Told, assert_goes_on, assert_same, tell, tell_part
-from tests.server import RunningServer, running
+from tests.server import RunningServer
 
 PROMPTS = {
     "plain": "Once upon a time, in a small village by the sea, there lived",
@@ -32,14 +25,6 @@ END_OF_TURN = 2
 
 # What the prefix cache keeps on the CPU: whole blocks of this many tokens.
 BLOCK_TOKENS = 128
-
-
-@pytest.fixture(scope="module")
-def exact() -> Iterator[RunningServer]:
-    quiet.hold_back()
-    loaded = settings.load(["--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "32"])
-    with running(VllmEngine(loaded.args, loaded.uses_embedded_model)) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
